@@ -1,0 +1,203 @@
+"""Streams a file that is too large for a buffer into its partition, chunk by chunk.
+
+Called by a packing thread that holds the turn of its partition, so nobody else writes there meanwhile. A failure leaves
+the partition as it was. Long runs of zeros (sparse files) become holes in the partition file, not written blocks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fanstore import _native
+from fanstore.format.checksum import of_chunks, xxh3_64
+from fanstore.format.codec import CHUNK_BYTES, Codec, encode_frame
+from fanstore.format.index import CHUNK_RECORD
+from fanstore.format.tarshard import clamp_mtime_ns
+from fanstore.prep.sources import DirectorySource, Source
+from fanstore.prep.table import Table
+from fanstore.prep.writer import PartitionWriter, Stopped, write_all
+
+
+@dataclass
+class GiantResult:
+    """As a row of Packed.results, with the file's chunk records."""
+
+    status: int
+    codec: int = Codec.NONE
+    offset: int = 0
+    stored: int = 0
+    checksum: int = 0
+    chunks: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, CHUNK_RECORD))
+
+
+class _Failed(Exception):
+    """The file cannot be read, or is not what it was when it was scanned."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Origin:
+    """An open source file, read chunk by chunk."""
+
+    def __init__(self, fd: int, base: int, size: int, mtime_ns: int | None, report: Callable[[int, int], None]) -> None:
+        """``mtime_ns`` is None for a range of a tar file, whose descriptor belongs to its source."""
+        self.size = size
+        self._fd = fd
+        self._base = base
+        self._mtime_ns = mtime_ns
+        self._report = report
+        self._reported = 0
+        self._buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+
+    def check(self) -> None:
+        """Raise _Failed if the file is not as it was scanned."""
+        if self._mtime_ns is None:
+            return
+        now = os.fstat(self._fd)
+        unchanged = stat.S_ISREG(now.st_mode) and now.st_size == self.size
+        if not unchanged or clamp_mtime_ns(now.st_mtime_ns) != self._mtime_ns:
+            raise _Failed(_native.PACK_CHANGED)
+
+    def chunks(self, stop: threading.Event) -> Iterator[memoryview]:
+        """The content from the beginning; each chunk is valid until the next is asked for."""
+        for start in range(0, self.size, CHUNK_BYTES):
+            if stop.is_set():
+                raise Stopped
+            count = min(CHUNK_BYTES, self.size - start)
+            self._fill(start, count)
+            yield self._buffer[:count]
+            # A file that did not shrink is read a second time, but counts once.
+            self._report(max(0, start + count - self._reported), 0)
+            self._reported = max(self._reported, start + count)
+
+    def _fill(self, start: int, count: int) -> None:
+        done = 0
+        while done < count:
+            try:
+                got = os.preadv(self._fd, [self._buffer[done:count]], self._base + start + done)
+            except OSError as error:
+                raise _Failed(error.errno or _native.PACK_CHANGED) from error
+            if got == 0:
+                raise _Failed(_native.PACK_CHANGED)
+            done += got
+
+    def close(self) -> None:
+        """Close the file, unless it is its source's tar."""
+        if self._mtime_ns is not None:
+            os.close(self._fd)
+
+
+def pack_giant(
+    table: Table,
+    sources: Sequence[Source],
+    entry: int,
+    level: int,
+    writer: PartitionWriter,
+    stop: threading.Event,
+    report: Callable[[int, int], None],
+) -> GiantResult:
+    """Append the member of ``entry`` to the partition and pass the turn on."""
+    try:
+        origin = _open(table, sources, entry, report)
+    except OSError as error:
+        writer.pass_turn(None, 0)
+        return GiantResult(error.errno or _native.PACK_CHANGED)
+    begin, hasher = writer.position, writer.hasher.copy() if writer.hasher is not None else None
+    try:
+        origin.check()
+        result = None
+        if level and not table.plain[entry]:
+            result = _stream(table, entry, origin, level, writer, stop)
+            writer.hasher = None  # its header was written after its content
+        if result is None:
+            writer.hasher = hasher.copy() if hasher is not None else None
+            result = _stream(table, entry, origin, 0, writer, stop)
+            assert result is not None
+        origin.check()
+    except _Failed as failed:
+        result = GiantResult(failed.status)
+    finally:
+        origin.close()
+    if result.status != 0:
+        writer.hasher = hasher
+        writer.pass_turn(None, 0)
+        return result
+    end = result.offset + result.stored
+    padding = -end % 512
+    if writer.hasher is not None:
+        writer.hasher.update(bytes(padding))
+    os.pwrite(writer.fd, bytes(padding), end)
+    writer.pass_turn(None, end + padding - begin)
+    report(0, 1)
+    return result
+
+
+def _open(table: Table, sources: Sequence[Source], entry: int, report: Callable[[int, int], None]) -> _Origin:
+    source = sources[int(table.source[entry])]
+    size = int(table.size[entry])
+    if not isinstance(source, DirectorySource):
+        return _Origin(source.fd, int(table.origin[entry]), size, None, report)
+    directory = source.open_directory(table.path(int(table.parent[entry])))
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(table.name(entry), flags, dir_fd=directory)
+    finally:
+        os.close(directory)
+    return _Origin(fd, 0, size, int(table.mtime[entry]), report)
+
+
+def _header(table: Table, entry: int, level: int, stored: int, largest: int) -> bytes:
+    """The tar header; as long for every ``stored`` up to ``largest``, so that it can be written after the content."""
+    return _native.tar_file_header(
+        table.path(entry) + (b".lz4" if level else b""),
+        int(table.mode[entry]),
+        int(table.uid[entry]),
+        int(table.gid[entry]),
+        int(table.mtime[entry]),
+        stored,
+        largest,
+    )
+
+
+def _stream(
+    table: Table, entry: int, origin: _Origin, level: int, writer: PartitionWriter, stop: threading.Event
+) -> GiantResult | None:
+    """Write header and content at the writer's position; None if compression does not make it shorter."""
+    size = origin.size
+    # What an earlier attempt left behind the end must not show through holes.
+    os.ftruncate(writer.fd, writer.position)
+    offset = writer.position + len(_header(table, entry, level, size, size))
+    if not level:
+        head = _header(table, entry, level, size, size)
+        write_all(writer.fd, memoryview(head), writer.position)
+        if writer.hasher is not None:
+            writer.hasher.update(head)
+    records: list[tuple[int, int]] = []
+    stored = 0
+    pieces: Iterator[memoryview] | Iterator[bytes] = origin.chunks(stop)
+    if level:
+        pieces = encode_frame(origin.chunks(stop), size, level)
+    for piece in pieces:
+        records.append((stored, xxh3_64(piece)))
+        if not level and writer.hasher is not None:
+            writer.hasher.update(piece)
+        if not _native.all_zero(piece):
+            write_all(writer.fd, memoryview(piece), offset + stored)
+        stored += len(piece)
+        if level and stored >= size:
+            return None
+    if level:
+        write_all(writer.fd, memoryview(_header(table, entry, level, stored, size)), writer.position)
+    chunks = np.array(records, CHUNK_RECORD)
+    codec = Codec.LZ4 if level else Codec.NONE
+    return GiantResult(0, codec, offset, stored, of_chunks(int(value) for value in chunks["checksum"]), chunks)

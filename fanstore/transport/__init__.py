@@ -1,0 +1,1 @@
+"""How the processes of one job talk to each other: alone, or over MPI."""
