@@ -1,0 +1,57 @@
+"""The virtual directory ``.fanstore`` at the root of a mount: ``stats.json``, ``nodes.json``, ``config.json``.
+
+Owns its names, its inode numbers and the making of its content; does not know what the content says: whoever builds
+the mount gives a function per file. Used by the name space (attributes, look-up) and by the fuse layer (open).
+Trio thread only.
+
+The directory is reachable by name but never listed in the root, so that an ImageFolder does not take it for a class.
+"""
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from fanstore.ids import Inode
+
+#: Name of the directory, in the root of the mount.
+CONTROL_NAME = b".fanstore"
+
+#: Makes the content of one file anew, as something that JSON can say; some must ask other nodes first.
+Content = Callable[[], Mapping[str, object]] | Callable[[], Awaitable[Mapping[str, object]]]
+
+
+class ControlDirectory:
+    """Names, inode numbers and content of the control files.
+
+    A file's content is made when it is opened and does not change for that handle; its size is not known before, so
+    ``stat`` says 0 and the fuse layer must open it with direct I/O (as the files of /proc are read: to the end).
+
+    Attributes:
+        inode: number of the directory; those of the files follow it in the order given. All are above every number
+            of the index and depend on nothing but its length and that order, so they are the same in every mount.
+    """
+
+    def __init__(self, index_entries: int, files: Mapping[str, Content]) -> None:
+        # Inode numbers of the index are 1 … index_entries.
+        self.inode = Inode(index_entries + 1)
+        self._contents: Sequence[Content] = tuple(files.values())
+        self._numbers = {os.fsencode(name): Inode(self.inode + 1 + k) for k, name in enumerate(files)}
+
+    def __contains__(self, inode: int) -> bool:
+        """Is this the number of the directory or of one of its files?"""
+        return self.inode <= inode <= self.inode + len(self._contents)
+
+    def lookup(self, name: bytes) -> Inode | None:
+        """The number of the file with this name."""
+        return self._numbers.get(name)
+
+    def names(self) -> list[tuple[bytes, Inode]]:
+        """All files, in a fixed order."""
+        return list(self._numbers.items())
+
+    async def open(self, inode: Inode) -> bytes:
+        """The content of a file as it is now."""
+        content = self._contents[inode - self.inode - 1]()
+        if isinstance(content, Awaitable):
+            content = await content
+        return json.dumps(content, indent=2).encode() + b"\n"

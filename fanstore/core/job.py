@@ -1,0 +1,285 @@
+"""The daemons of one job as one of them sees it: how they start together, what they tell each other, how they end.
+
+Owns the agreement at the start (all mounts are up, or none), the words between daemons (docs/protocol.md), the end, and
+what is known about each node. Does not know what is mounted, and of MPI only the interface (transport/peers.py). Used
+by the session of a mount. Trio thread only, but for ``stored_bytes``, which the transport calls on its own thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fanstore.core.store import PartitionStore
+from fanstore.errors import FanstoreError, MountError
+from fanstore.format.prepared import PreparedDataset, read_parts
+from fanstore.transport.peers import MESSAGE_BYTES, PeerError, Peers, PeerTimeoutError
+
+log = logging.getLogger(__name__)
+
+#: Instead of the length of a manifest.
+_ERROR_FOLLOWS = (1 << 64) - 1
+#: A question: how are you? The answer is what nodes.json says of a node.
+ASK_NODE = b"node"
+#: Seconds for a peer to say how it is; nodes.json must not hang because one node does.
+NODE_LIMIT_S = 1.0
+#: Seconds between two looks for nodes that have left the job, of which the transport does not tell.
+_LOOK_S = 1.0
+
+
+class NodeFailedError(MountError):
+    """One node cannot start, so none does. The message names host and reason."""
+
+
+@dataclass
+class NodeState:
+    """What is known about one daemon of the job.
+
+    Attributes:
+        host: its name. code: exit code of its command once it is done.
+        staged_bytes, staged_entries: its progress. staging_ended: it copies nothing any more, well or not.
+    """
+
+    rank: int
+    host: str
+    code: int | None = None
+    lost: bool = False
+    staged_bytes: int = 0
+    staged_entries: int = 0
+    staging_ended: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """It needs nothing of us any more."""
+        return self.lost or self.code is not None
+
+
+class Job:
+    """This daemon among those of its job; ``peers`` is None in a job of one node.
+
+    Attributes:
+        rank, size: number of this daemon, and how many there are.
+        nodes: all daemons, by rank.
+        ending: set when some daemon wants the whole job to end (a signal or an unmount, in a job without a command).
+    """
+
+    def __init__(self, peers: Peers | None) -> None:
+        self.peers = peers
+        self.rank = peers.rank if peers is not None else 0
+        self.size = peers.size if peers is not None else 1
+        self.host = socket.gethostname().partition(".")[0]
+        self.nodes = [NodeState(rank, self.host) for rank in range(self.size)]
+        self.ending = trio.Event()
+        self._store: PartitionStore | None = None
+        self._describe: Callable[[], Mapping[str, object]] = dict
+        self._changed = trio.Event()
+
+    # --- start ---
+
+    async def agree(self, step: str, problem: str | None, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Exchange facts with all nodes; NodeFailedError on every one of them if any has a problem. Collective."""
+        own = {"host": self.host, "problem": problem, **facts}
+        if self.peers is None:
+            answers = [own]
+        else:
+            texts = await self.peers.gather_all(json.dumps(own).encode())
+            answers = [json.loads(text) for text in texts]
+        for rank, answer in enumerate(answers):
+            self.nodes[rank].host = answer["host"]
+        failed = [(rank, answer) for rank, answer in enumerate(answers) if answer["problem"] is not None]
+        if failed:
+            raise self._once(NodeFailedError(self._blame(step, failed)))
+        return answers
+
+    def _once(self, error: MountError) -> MountError:
+        """What all ranks raise, rank 0 alone says."""
+        error.told_elsewhere = self.rank != 0
+        return error
+
+    def _blame(self, step: str, failed: list[tuple[int, dict[str, Any]]]) -> str:
+        rank, answer = failed[0]
+        if self.size == 1:
+            return str(answer["problem"])
+        more = f" ({len(failed) - 1} more nodes failed as well)" if len(failed) > 1 else ""
+        return f"{step} failed on {answer['host']} (rank {rank}), so no node is mounted: {answer['problem']}{more}"
+
+    async def open_dataset(self, path: Path) -> PreparedDataset:
+        """The dataset on every rank, for which only rank 0 reads manifest and index. Collective.
+
+        One message: the length of the manifest (8 bytes; all ones says that an error text follows), the manifest, zeros
+        up to a multiple of 8, the index.
+        """
+        if self.peers is None:
+            return await trio.to_thread.run_sync(PreparedDataset.open, path, abandon_on_cancel=True)
+        if self.rank != 0:
+            memory = await self.peers.broadcast(None)
+            length = int.from_bytes(memory[:8], "little")
+            if length == _ERROR_FOLLOWS:
+                raise self._once(MountError(bytes(memory[8:]).decode()))
+            start = 8 + length + -length % 8
+            return PreparedDataset.from_parts(path, bytes(memory[8 : 8 + length]), memory[start:])
+        try:
+            manifest, index = await trio.to_thread.run_sync(read_parts, path, abandon_on_cancel=True)
+            prepared = PreparedDataset.from_parts(path, manifest, memoryview(index))
+        except FanstoreError as error:
+            text = str(error).encode(errors="backslashreplace")
+            await self.peers.broadcast(_ERROR_FOLLOWS.to_bytes(8, "little") + text)
+            raise
+        head = len(manifest).to_bytes(8, "little") + manifest + bytes(-len(manifest) % 8)
+        await self.peers.broadcast(b"".join((head, index)))
+        return prepared
+
+    def serve(self, store: PartitionStore, describe: Callable[[], Mapping[str, object]]) -> None:
+        """From now on answer the peers; ``describe`` says how this node is, for nodes.json."""
+        self._store = store
+        self._describe = describe
+        if self.peers is not None:
+            self.peers.serve(self)
+
+    # --- Host: what the transport calls ---
+
+    def stored_bytes(self, partition: int, offset: int, length: int) -> memoryview | None:
+        """On the transport's thread."""
+        store = self._store
+        return store.mapped(partition, offset, length) if store is not None else None
+
+    def answer(self, peer: int, question: bytes) -> bytes:
+        if question != ASK_NODE:
+            return b""
+        text = json.dumps(self._describe()).encode()
+        if len(text) <= MESSAGE_BYTES:
+            return text
+        # A dataset of many thousands of partitions: how many there are must do.
+        return json.dumps({**self._describe(), "partitions": None}).encode()
+
+    def heard(self, peer: int, word: bytes) -> None:
+        what, *numbers = word.split()
+        node = self.nodes[peer]
+        if what == b"done":
+            node.code = int(numbers[0])
+        elif what == b"staged":
+            node.staged_bytes, node.staged_entries = int(numbers[0]), int(numbers[1])
+            node.staging_ended = numbers[2] == b"1"
+        elif what == b"end":
+            log.info("rank %d on %s ends the job", peer, node.host)
+            self.ending.set()
+        else:
+            log.warning(
+                "rank %d on %s said what this version does not know; are all nodes of one version?", peer, node.host
+            )
+        self._notify()
+
+    def lost(self, peer: int) -> None:
+        node = self.nodes[peer]
+        node.lost = True
+        if node.code is None:
+            log.warning(
+                "rank %d on %s has died; what it had is read from other copies or from the shared file system",
+                peer,
+                node.host,
+            )
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- life ---
+
+    def report_staged(self, done_bytes: int, done_entries: int, ended: bool) -> None:
+        """Tell rank 0 how far staging has got here."""
+        own = self.nodes[self.rank]
+        own.staged_bytes, own.staged_entries, own.staging_ended = done_bytes, done_entries, ended
+        if self.peers is not None and self.rank != 0:
+            self.peers.tell(b"staged %d %d %d" % (done_bytes, done_entries, ended))
+
+    def has_staged(self) -> bool:
+        """Whether no node copies anything any more, as far as is known here."""
+        return all(node.staging_ended or self._needs_nothing(node) for node in self.nodes)
+
+    def staged(self) -> tuple[int, int]:
+        """Bytes and entries staged on all nodes so far, as far as is known here."""
+        return sum(node.staged_bytes for node in self.nodes), sum(node.staged_entries for node in self.nodes)
+
+    async def describe_nodes(self) -> list[Mapping[str, object]]:
+        """What nodes.json says: every node about itself, those that do not answer as we know them."""
+        answers: list[Mapping[str, object]] = [{"rank": n.rank, "host": n.host, "state": "lost"} for n in self.nodes]
+        answers[self.rank] = {"state": "up", **self._describe()}
+        peers = self.peers
+        if peers is None:
+            return answers
+
+        async def ask(rank: int) -> None:
+            try:
+                answers[rank] = {"state": "up", **json.loads(await peers.ask(rank, ASK_NODE, NODE_LIMIT_S))}
+            except PeerError:
+                if not self.nodes[rank].lost:
+                    answers[rank] = {**answers[rank], "state": "done" if self.nodes[rank].is_done else "silent"}
+
+        async with trio.open_nursery() as nursery:
+            for rank in range(self.size):
+                if rank != self.rank and not self.nodes[rank].lost:
+                    nursery.start_soon(ask, rank)
+        return answers
+
+    def _needs_nothing(self, node: NodeState) -> bool:
+        """It is done, or dead, or has left without a word of how it went: it could not start its command."""
+        return node.is_done or (self.peers is not None and node.rank != self.rank and self.peers.is_lost(node.rank))
+
+    # --- end ---
+
+    def end_all(self) -> None:
+        """Let every daemon of the job end."""
+        if self.peers is not None and not self.ending.is_set():
+            self.peers.tell(b"end")
+        self.ending.set()
+
+    def tell_done(self, code: int) -> None:
+        """The others learn how it went here, and do not wait for us."""
+        self.nodes[self.rank].code = code
+        if self.peers is not None:
+            self.peers.tell(b"done %d" % code)
+
+    async def finish(self, code: int, limit_s: float = math.inf) -> int:
+        """This node is done; go on serving until all others are done or dead. The exit code of the whole job.
+
+        The first that is not zero counts, in the order of ranks; so does a node of which nothing is known.
+        """
+        self.tell_done(code)
+        if self.peers is None:
+            return code
+        with trio.move_on_after(limit_s):
+            while not all(map(self._needs_nothing, self.nodes)):
+                with trio.move_on_after(_LOOK_S):
+                    await self._changed.wait()
+        codes = [1 if node.code is None else node.code for node in self.nodes]
+        return next((value for value in codes if value), 0)
+
+    async def find_missing(self, limit_s: float) -> list[NodeState]:
+        """Nodes that are not known to be done or dead, and yet do not answer."""
+        missing: list[NodeState] = []
+        peers = self.peers
+        if peers is None:
+            return missing
+
+        async def ask(node: NodeState) -> None:
+            try:
+                await peers.ask(node.rank, ASK_NODE, limit_s)
+            except PeerTimeoutError:
+                missing.append(node)
+            except PeerError as error:
+                log.debug("rank %d: %s", node.rank, error)  # it has left: an orderly end
+
+        async with trio.open_nursery() as nursery:
+            for node in self.nodes:
+                if not self._needs_nothing(node):
+                    nursery.start_soon(ask, node)
+        return [node for node in missing if not self._needs_nothing(node)]

@@ -1,0 +1,223 @@
+"""One node of a job without its mount: the parts of the core, put together, and the staging of what belongs here.
+
+Owns the making and closing of the parts and the job's one progress bar; each part has its own module. Knows nothing of
+FUSE. Used by the session of a mount, on the trio thread; staging copies in threads of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import trio
+
+from fanstore.core.cache import ChunkCache
+from fanstore.core.control import Content, ControlDirectory
+from fanstore.core.job import Job
+from fanstore.core.namespace import Namespace
+from fanstore.core.placement import Placement
+from fanstore.core.reader import Reader, Verify
+from fanstore.core.remote import Remote
+from fanstore.core.staging import stage
+from fanstore.core.statistics import Source, Statistics
+from fanstore.core.store import PartitionStore
+from fanstore.format.prepared import PreparedDataset
+from fanstore.progress import Progress
+from fanstore.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+STATISTICS_FILE = "stats.json"
+NODES_FILE = "nodes.json"
+CONFIG_FILE = "config.json"
+
+#: Seconds for threads that copy a partition to end once they are told to. Only a source that hangs (a dead file server)
+#: needs longer, and then nothing can make them end.
+STAGING_END_LIMIT_S = 5.0
+#: Seconds between two reports of staging progress to rank 0.
+_REPORT_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What the user asked for, as far as the core is concerned."""
+
+    cache_bytes: int
+    verify: Verify
+    peer_timeout_s: float
+
+
+class Node:
+    """The parts of the core on one node.
+
+    Attributes:
+        namespace, reader, control: what the fuse layer translates to.
+        placement: which node keeps what; directory: where this one keeps it, None without ``--local``.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedDataset,
+        job: Job,
+        placement: Placement,
+        directory: Path | None,
+        settings: NodeSettings,
+        statistics: Statistics,
+        config: Callable[[], Mapping[str, object]],
+    ) -> None:
+        self.placement = placement
+        self.directory = directory
+        self._prepared = prepared
+        self._job = job
+        self._statistics = statistics
+        self._start_s = time.monotonic()
+        self._store = PartitionStore(prepared)
+        self._cache = ChunkCache(settings.cache_bytes)
+        statistics.add_section("cache", lambda: asdict(self._cache.statistics()))
+        remote: Remote | None = None
+        if job.peers is not None:
+            hosts = [node.host for node in job.nodes]
+            remote = Remote(job.peers, placement, hosts, statistics, settings.peer_timeout_s)
+        self._remote = remote
+        index = prepared.index
+        self.reader = Reader(
+            index, self._store, self._cache, statistics, verify=settings.verify, drop_behind=True, remote=remote
+        )
+        files: dict[str, Content] = {
+            STATISTICS_FILE: statistics.snapshot,
+            NODES_FILE: self._describe_nodes,
+            CONFIG_FILE: config,
+        }
+        self.control = ControlDirectory(index.entry_count, files)
+        names = [part.file for part in prepared.manifest.partitions]
+        self.namespace = Namespace(index, names, os.geteuid(), os.getegid(), self.control)
+
+    def serve(self) -> None:
+        """From now on answer the other nodes."""
+        self._job.serve(self._store, self.describe)
+
+    def close(self) -> None:
+        """Close the partitions."""
+        self._store.close()
+
+    def describe(self) -> dict[str, object]:
+        """What nodes.json says of this node."""
+        sources = [self._store.source(partition) for partition in range(self._store.partition_count)]
+        reads = {str(source): counters.reads for source, counters in self._statistics.sources.items()}
+        out = self._job.peers.statistics() if self._job.peers is not None else {}
+        return {
+            "rank": self._job.rank,
+            "host": self._job.host,
+            "pid": os.getpid(),
+            "partitions": {
+                str(wanted): [partition for partition, source in enumerate(sources) if source is wanted]
+                for wanted in (Source.LOCAL, Source.SHARED)
+            },
+            "local_bytes": self._store.local_bytes(),
+            "reads": reads,
+            "read_bytes": sum(counters.bytes for counters in self._statistics.sources.values()),
+            "fetched_bytes": out.get("fetched_bytes", 0),
+            "served_bytes": out.get("served_bytes", 0),
+            "errors": asdict(self._statistics.errors),
+            "peers_lost": out.get("peers_lost", []),
+            "uptime_s": round(time.monotonic() - self._start_s, 3),
+        }
+
+    async def _describe_nodes(self) -> Mapping[str, object]:
+        return {"nodes": await self._job.describe_nodes()}
+
+    def summary(self) -> str:
+        """One line for the start: what is where."""
+        parts = len(self.placement.holders)
+        nowhere = self.placement.nowhere()
+        nodes = f"{self._job.size} node{'s' if self._job.size > 1 else ''}"
+        if len(nowhere) == parts:
+            return f"{nodes}, all {parts} partitions are read where they are"
+        copies = sum(map(len, self.placement.holders))
+        size = format_bytes(sum(map(self.placement.bytes_of_rank, range(self._job.size))))
+        line = f"{nodes}, {parts - len(nowhere)} of {parts} partitions on local disks ({copies} copies, {size})"
+        if nowhere:
+            rest = format_bytes(sum(self.placement.partition_bytes[partition] for partition in nowhere))
+            line += f", {len(nowhere)} do not fit and are read where they are ({rest})"
+        return line
+
+    async def look_after_peers(self) -> None:
+        """For as long as the mount lives: notice when a node that was silent answers again."""
+        if self._remote is not None:
+            await self._remote.watch()
+
+    async def stage(self) -> None:
+        """Copy this node's partitions to its disk; reads go on meanwhile. Cancelling it stops the copying."""
+        if self.directory is None:
+            self._job.report_staged(0, 0, ended=True)
+            return
+        wanted = self.placement.staging_order(self._job.rank)
+        stop, ended = threading.Event(), threading.Event()
+        done = _Done()
+
+        def copy() -> int:
+            try:
+                result = stage(
+                    self._prepared,
+                    self._store,
+                    self.directory or Path(),
+                    report=done.add,
+                    partitions=wanted,
+                    stop=stop,
+                    statistics=self._statistics,
+                )
+                return len(result.verified) + len(result.unverified)
+            finally:
+                ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show_progress, done)
+            try:
+                staged = await trio.to_thread.run_sync(copy, abandon_on_cancel=True)
+            except trio.Cancelled:
+                stop.set()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(ended.wait, STAGING_END_LIMIT_S)
+                if not ended.is_set():
+                    log.warning("staging hangs in a read and is left behind")
+                raise
+            done.finished = True
+        log.info("staged %d of %d partitions in %s", staged, len(wanted), self.directory)
+
+    async def _show_progress(self, done: _Done) -> None:
+        """Report what this node has copied; on rank 0 show what all have, until they are through."""
+        entries = [part.entries for part in self._prepared.manifest.partitions]
+        total_bytes = sum(map(self.placement.bytes_of_rank, range(self._job.size)))
+        total_entries = sum(entries[partition] * len(ranks) for partition, ranks in enumerate(self.placement.holders))
+        with Progress("staging", total_bytes, total_entries, quiet=self._job.rank != 0) as progress:
+            while True:
+                finished = done.finished  # before the counts are taken, so that none is missed
+                self._job.report_staged(done.bytes, done.entries, finished)
+                staged_bytes, staged_entries = self._job.staged()
+                progress.add(staged_bytes - progress.done_bytes, staged_entries - progress.done_files)
+                # Not: until all bytes are there. Partitions that could not be copied never are.
+                others_ended = self._job.rank != 0 or self._job.has_staged() or self._job.ending.is_set()
+                if finished and others_ended:
+                    return
+                await trio.sleep(_REPORT_INTERVAL_S)
+
+
+class _Done:
+    """What this node's copying threads have done. ``add`` from any thread; the sums are read without the lock."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.entries = 0
+        self.finished = False
+        self._lock = threading.Lock()
+
+    def add(self, done_bytes: int, done_entries: int = 0) -> None:
+        """Count work as done."""
+        with self._lock:
+            self.bytes += done_bytes
+            self.entries += done_entries

@@ -1,0 +1,249 @@
+"""Chunks from the disks of other nodes: whom to ask, in which order, and what to remember of the answers.
+
+Owns the order of peers and the counters per peer; the bytes travel through the transport (transport/peers.py), and the
+reader checks them and goes to the shared file system if no peer can help. Used by the reader. Trio thread only.
+
+A peer is not asked while there is a reason to think that it costs time for nothing: never again once it is dead; while
+it is silent only as the last resort, or by ``watch``; for a second after it has said that it does not have a partition
+(it is still copying it). One that gave damaged bytes is asked last for that partition. So a reader waits for a time-out
+only if a peer falls silent while it is being asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import trio
+
+from fanstore.core.placement import Placement
+from fanstore.core.statistics import OperationStatistics, Statistics
+from fanstore.errors import CorruptDataError
+from fanstore.format.index import Chunk
+from fanstore.transport.peers import PeerError, PeerLostError, Peers, PeerTimeoutError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+#: How long a peer's word that it does not have a partition counts. Staging takes seconds per partition.
+REFUSAL_NS = 1_000_000_000
+
+#: Refusals after which a read goes to the shared file system. Of a partition that belongs on every node there are many
+#: holders, and while all of them are copying it, none has it.
+MAX_REFUSALS = 2
+
+#: Larger chunks are fetched at most so many at a time. That bounds the memory of what is under way (4 MiB each, twice
+#: that while it is decompressed), and the time that the last of them waits for its turn on a slow link.
+LARGE_BYTES = 256 << 10
+LARGE_FETCHES = 32
+
+#: How often ``watch`` looks for silent peers, and how long it waits at most before it asks the same one again. Each
+#: question to a stopped process stays with the transport until it is answered, so there must not be many.
+WATCH_S = 1.0
+WATCH_LONGEST_S = 60.0
+
+
+@dataclass
+class PeerCounters:
+    """What one peer was asked for by this node, and how it went."""
+
+    fetches: int = 0  #: chunks that it gave and that were right
+    fetched_bytes: int = 0  #: stored bytes of these
+    refused: int = 0  #: it did not have them
+    timeouts: int = 0  #: it did not answer in time
+    lost: int = 0  #: it died while it was asked
+    damaged: int = 0  #: its bytes did not match their checksum
+
+
+class Remote:
+    """The partitions on other nodes.
+
+    Attributes:
+        _others: per partition the ranks that keep it, without ourselves.
+        _refused_ns: by (peer, partition), when it said last that it does not have it; only what may still count.
+        _damaged: (peer, partition) of all damaged answers.
+        _quiet: silent peers that the log has told of.
+        _latency: from the question to the arrival of all bytes; failures are its errors.
+    """
+
+    def __init__(
+        self, peers: Peers, placement: Placement, hosts: Sequence[str], statistics: Statistics, timeout_s: float
+    ) -> None:
+        """``hosts`` are the names of all ranks' nodes, for people; ``statistics`` get the section ``peers``."""
+        self._peers = peers
+        self._hosts = hosts
+        self._timeout_s = timeout_s
+        self._others = [tuple(rank for rank in ranks if rank != peers.rank) for ranks in placement.holders]
+        self._counters = {rank: PeerCounters() for rank in range(peers.size) if rank != peers.rank}
+        self._refused_ns: dict[tuple[int, int], int] = {}
+        self._damaged: set[tuple[int, int]] = set()
+        self._quiet: set[int] = set()
+        self._latency = OperationStatistics()
+        self._large = trio.Semaphore(LARGE_FETCHES)
+        statistics.add_section("peers", self.statistics)
+
+    def has(self, partition: int) -> bool:
+        """Is there a peer worth asking for this partition now?"""
+        for peer in self._others[partition]:  # noqa: SIM110 (any() takes three times as long, and this is in each read)
+            if self._is_worth_asking(peer, partition):
+                return True
+        return False
+
+    async def fetch(
+        self, chunk: Chunk, accept: Callable[[memoryview], Awaitable[T]], *, last_resort: bool = False
+    ) -> T:
+        """The stored bytes of a chunk as ``accept`` makes content of them, from the first peer whose bytes it accepts.
+
+        ``accept`` raises CorruptDataError to have the next peer asked. ``last_resort``: ask also those that are not
+        worth asking, since there is no other source left. Raises PeerError if no peer could help.
+        """
+        if chunk.stored_bytes <= LARGE_BYTES:
+            return await self._fetch(chunk, accept, last_resort)
+        async with self._large:
+            return await self._fetch(chunk, accept, last_resort)
+
+    async def _fetch(self, chunk: Chunk, accept: Callable[[memoryview], Awaitable[T]], last_resort: bool) -> T:
+        partition, offset, length = chunk.partition, chunk.offset, chunk.stored_bytes
+        refusals = 0
+        for peer in self._candidates(partition, offset, last_resort):
+            counters = self._counters[peer]
+            start_ns = time.perf_counter_ns()
+            try:
+                stored = await self._peers.fetch(peer, partition, offset, length, self._timeout_s)
+            except PeerTimeoutError:
+                counters.timeouts += 1
+                self._report_silence(peer)
+            except PeerLostError:
+                counters.lost += 1
+            except PeerError:
+                counters.refused += 1
+                self._refused_ns[peer, partition] = time.monotonic_ns()
+                refusals += 1
+                if refusals == MAX_REFUSALS and not last_resort:
+                    break
+            else:
+                self._latency.record(time.perf_counter_ns() - start_ns)
+                if self._quiet:
+                    self._report_life(peer)
+                try:
+                    data = await accept(stored)
+                except CorruptDataError as error:
+                    self._report_damage(peer, partition, error)
+                    continue
+                counters.fetches += 1
+                counters.fetched_bytes += length
+                return data
+            self._latency.record(time.perf_counter_ns() - start_ns, failed=True)
+        raise PeerError(f"no other node could give these bytes of partition {partition}")
+
+    async def watch(self) -> None:
+        """Ask silent peers for a sign of life now and then, so that no reader has to. Runs until it is cancelled.
+
+        Most come back by themselves, with their late answers; this is for those that nobody waits for any more.
+        """
+        wait_s: dict[int, float] = {}
+        due_s: dict[int, float] = {}
+        while True:
+            await trio.sleep(WATCH_S)
+            for peer in self._counters:
+                if self._peers.is_lost(peer) or not self._peers.is_silent(peer):
+                    wait_s.pop(peer, None)
+                    due_s.pop(peer, None)
+                    if peer in self._quiet:
+                        self._report_life(peer)
+                elif trio.current_time() >= due_s.get(peer, 0.0):
+                    await self._ask_for_life(peer)
+                    wait_s[peer] = min(2 * wait_s.get(peer, WATCH_S / 2), WATCH_LONGEST_S)
+                    due_s[peer] = trio.current_time() + wait_s[peer]
+
+    async def _ask_for_life(self, peer: int) -> None:
+        try:
+            await self._peers.fetch(peer, 0, 0, 1, self._timeout_s)
+        except PeerError as error:
+            log.debug("rank %d: %s", peer, error)  # a refusal is a sign of life, too, and the transport knows it
+
+    def _is_worth_asking(self, peer: int, partition: int) -> bool:
+        if self._peers.is_lost(peer) or self._peers.is_silent(peer):
+            return False
+        if not self._refused_ns:
+            return True
+        refused_ns = self._refused_ns.get((peer, partition))
+        if refused_ns is None:
+            return True
+        if time.monotonic_ns() - refused_ns < REFUSAL_NS:
+            return False
+        del self._refused_ns[peer, partition]
+        return True
+
+    def _candidates(self, partition: int, offset: int, last_resort: bool) -> Sequence[int]:
+        """The peers to ask, the best first."""
+        others = self._others[partition]
+        if last_resort:
+            # What is known of silent peers and refusals must not keep the last copy from being found.
+            found = [
+                peer for peer in others if not self._peers.is_lost(peer) and (peer, partition) not in self._damaged
+            ]
+            return sorted(found, key=self._peers.is_silent)
+        candidates = [peer for peer in others if self._is_worth_asking(peer, partition)]
+        if len(candidates) > 1:
+            # Neighbouring files and neighbouring ranks begin with different holders. Offsets are multiples of 512, and
+            # those of large files of 4 MiB, so all of their bits are mixed (Knuth's multiplicative hash).
+            start = (((offset >> 9) * 0x9E3779B1 >> 16) + partition + self._peers.rank) % len(candidates)
+            candidates = candidates[start:] + candidates[:start]
+            if self._damaged:
+                candidates.sort(key=lambda peer: (peer, partition) in self._damaged)
+        return candidates
+
+    def _report_silence(self, peer: int) -> None:
+        if peer not in self._quiet:
+            self._quiet.add(peer)
+            log.warning(
+                "rank %d (%s) did not answer within %g s; others are asked until it does",
+                peer,
+                self._hosts[peer],
+                self._timeout_s,
+            )
+
+    def _report_life(self, peer: int) -> None:
+        if peer in self._quiet:
+            self._quiet.remove(peer)
+            if not self._peers.is_lost(peer):
+                log.info("rank %d (%s) answers again", peer, self._hosts[peer])
+
+    def _report_damage(self, peer: int, partition: int, error: CorruptDataError) -> None:
+        """One line per peer and partition, not one per chunk."""
+        self._counters[peer].damaged += 1
+        if (peer, partition) not in self._damaged:
+            self._damaged.add((peer, partition))
+            log.warning(
+                "rank %d (%s) gave damaged bytes of partition %d: %s; other copies are preferred from now on",
+                peer,
+                self._hosts[peer],
+                partition,
+                error,
+            )
+
+    def statistics(self) -> dict[str, object]:
+        """What stats.json says of the peers."""
+        nodes: list[Mapping[str, object]] = [
+            {"rank": peer, "host": self._hosts[peer], "state": self._state(peer), **asdict(counters)}
+            for peer, counters in self._counters.items()
+        ]
+        return {"nodes": nodes, "latency_us": self._latency.latency_us(), "transport": self._peers.statistics()}
+
+    def _state(self, peer: int) -> str:
+        if self._peers.is_lost(peer):
+            return "lost"
+        return "silent" if self._peers.is_silent(peer) else "alive"
+
+    def validate(self) -> None:
+        """Check the invariants when nothing is being fetched; for tests."""
+        self._latency.validate()
+        assert self._large.value == LARGE_FETCHES
+        assert all(self._peers.rank not in others for others in self._others)
+        assert all(peer in self._others[partition] for peer, partition in self._refused_ns)
+        assert all(peer in self._others[partition] for peer, partition in self._damaged)

@@ -1,0 +1,86 @@
+"""One load for many who want the same thing at the same time.
+
+Owns who is loading what at the moment; keeps no result once the last waiter has it (cache.py does). Used by the memory
+cache and by the reader. Trio thread only, so nothing here needs a lock.
+"""
+
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+import trio
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Flight(Generic[V]):
+    """A load under way.
+
+    Attributes:
+        over: set when the load has ended, in whatever way; made by the first who waits for it: most have nobody.
+        result: holds the one result after a success; empty before that, after a failure and after a cancellation.
+        error: what the load raised; None unless it failed.
+    """
+
+    __slots__ = ("error", "over", "result")
+
+    def __init__(self) -> None:
+        self.over: trio.Event | None = None
+        self.result: list[V] = []
+        self.error: Exception | None = None
+
+
+class SingleFlight(Generic[K, V]):
+    """Runs at most one load per key at a time.
+
+    Attributes:
+        joined: how often somebody found a load under way and waited for it instead of starting one.
+        _flights: loads under way; invariant: the event of each is not set.
+    """
+
+    def __init__(self) -> None:
+        self.joined = 0
+        self._flights: dict[K, _Flight[V]] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    async def run(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
+        """The result of ``load``, or of the load for this key that somebody else has under way.
+
+        A load that raises an Exception raises it in everybody who waits. A loader that is cancelled takes nobody
+        with it: the first of its waiters to wake up loads in its place.
+        """
+        while True:
+            flight = self._flights.get(key)
+            if flight is None:
+                return await self._fly(key, load)
+            self.joined += 1
+            if flight.over is None:
+                flight.over = trio.Event()
+            await flight.over.wait()
+            if flight.error is not None:
+                raise flight.error
+            if flight.result:
+                return flight.result[0]
+
+    async def _fly(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
+        flight: _Flight[V] = _Flight()
+        self._flights[key] = flight
+        try:
+            result = await load()
+            flight.result.append(result)
+            return result
+        except Exception as error:
+            flight.error = error
+            raise
+        finally:
+            # Before the waiters run: whoever comes from now on must not join a flight that is over.
+            del self._flights[key]
+            if flight.over is not None:
+                flight.over.set()
+
+    def validate(self) -> None:
+        """Check the invariants; for tests."""
+        for key, flight in self._flights.items():
+            assert flight.over is None or not flight.over.is_set(), f"the load of {key!r} is over but still listed"

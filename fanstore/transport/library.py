@@ -1,0 +1,70 @@
+"""The libraries below: starting MPI, its one collective that moves much data, and what the allocator keeps.
+
+Used by mpi.py; everything about MPI on its MPI thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+from fanstore.errors import FanstoreError
+from fanstore.transport.ranks import launched_size
+
+#: One message of a broadcast: a count is a 32-bit int in many MPI libraries.
+_PIECE_BYTES = 1 << 30
+
+#: Parameters of mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: Freed memory that is kept for the next answer: a window of the largest ones. Memory fresh from the kernel is cleared
+#: and mapped page by page, which takes longer than receiving into it. Measured with 16 under way, between two ranks of
+#: a virtual machine: 2 MiB 627/s without and 2,131/s with this, 512 KiB 3,190/s and 6,725/s.
+KEEP_BYTES = 128 << 20
+#: Blocks up to this size are not given back to the kernel one by one; the largest that glibc allows.
+_LARGE_BYTES = 32 << 20
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep memory of the size of answers. Only glibc can; elsewhere nothing happens."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+def initialise() -> tuple[Any, Any]:
+    """Initialise MPI in this thread; mpi4py's MPI and a communicator of our own. Raises FanstoreError."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    level = MPI.Init_thread(MPI.THREAD_FUNNELED)
+    if level < MPI.THREAD_FUNNELED:
+        raise FanstoreError(
+            f"the MPI library offers only thread level {level}; FanStore needs MPI_THREAD_FUNNELED. "
+            "Use a library built with thread support"
+        )
+    world = MPI.COMM_WORLD
+    if world.Get_size() != launched_size():
+        raise FanstoreError(
+            f"the MPI launcher started {launched_size()} processes, but the MPI library of this environment sees "
+            f"{world.Get_size()}; use the mpirun that belongs to it (in the same virtual environment)"
+        )
+    world.Set_errhandler(MPI.ERRORS_RETURN)
+    own = world.Dup()
+    own.Set_errhandler(MPI.ERRORS_RETURN)
+    return MPI, own
+
+
+def broadcast(world: Any, value: bytes | None, length: int) -> memoryview:
+    """Rank 0's ``value`` in page-aligned memory of its own on every rank. Collective; returns when it is through."""
+    memory = mmap.mmap(-1, max(1, length), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = memoryview(memory)[:length]
+    if value is not None and world.Get_rank() == 0:
+        view[:] = value
+    for start in range(0, length, _PIECE_BYTES):
+        world.Bcast(view[start : start + _PIECE_BYTES], root=0)
+    return view

@@ -1,0 +1,93 @@
+"""What the daemons of one job can do for each other; the interface that every transport has.
+
+A daemon fetches ranges of partitions that a peer has on its disk, asks peers small questions, and tells all of them
+something. Implementations: mpi.py (real), inprocess.py (several ranks in one process, for tests). The one conformance
+class that both pass is in tests/test_transport.py.
+
+Callers are on the trio thread. ``Host`` is what a transport calls on this node; it says on which thread.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fanstore.errors import FanstoreError
+
+#: The longest question, answer to a question, or word to all. Answers are JSON of a few hundred bytes per node.
+MESSAGE_BYTES = 60_000
+
+
+class PeerError(FanstoreError):
+    """A peer did not give what it was asked for; another source may."""
+
+
+class PeerLostError(PeerError):
+    """The peer is dead. It will not be asked again."""
+
+
+class PeerTimeoutError(PeerError):
+    """The peer did not answer in time. It is asked again when it has shown life."""
+
+
+class PeerRefusedError(PeerError):
+    """The peer answered that it does not have these bytes (any more, or yet)."""
+
+
+class Host(Protocol):
+    """What a transport needs from this node to serve the others. Called on the transport's own thread: never blocks."""
+
+    def stored_bytes(self, partition: int, offset: int, length: int) -> memoryview | None:
+        """These bytes of a partition on this node's disk, in memory that stays valid; None if they are not here."""
+
+    def answer(self, peer: int, question: bytes) -> bytes:
+        """The answer to a peer's question; empty to refuse."""
+
+    def heard(self, peer: int, word: bytes) -> None:
+        """A peer has told something to all."""
+
+    def lost(self, peer: int) -> None:
+        """A peer has died. Called once per peer."""
+
+
+class Peers(Protocol):
+    """The other daemons of the job.
+
+    Attributes:
+        rank: this daemon's number; size: how many daemons the job began with.
+    """
+
+    rank: int
+    size: int
+
+    async def broadcast(self, value: bytes | None) -> memoryview:
+        """Rank 0's bytes on every rank, in page-aligned memory. Collective; only before ``serve``."""
+
+    async def gather_all(self, value: bytes) -> list[bytes]:
+        """Every rank's bytes, in order of ranks, on every rank. Collective, also after ``serve``."""
+
+    def serve(self, host: Host) -> None:
+        """From now on answer the others with ``host``. Once, before anything is fetched."""
+
+    async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
+        """Bytes of a partition from a peer's disk, as they are stored. Raises PeerError. ``length`` is at least 1.
+
+        If the time is up, the memory into which the answer might still arrive is given up: never used again.
+        """
+
+    async def ask(self, peer: int, question: bytes, timeout_s: float) -> bytes:
+        """The peer's answer to a question. Raises PeerError."""
+
+    def tell(self, word: bytes) -> None:
+        """Tell something to all peers that are alive; they hear it soon, in the order of telling."""
+
+    def is_lost(self, peer: int) -> bool:
+        """Is this peer known to be dead?"""
+
+    def is_silent(self, peer: int) -> bool:
+        """Has this peer not answered in time, and not shown life since?"""
+
+    def statistics(self) -> dict[str, object]:
+        """Counters for stats.json."""
+
+    def close(self, timeout_s: float) -> None:
+        """End the transport; blocks, but no longer than ``timeout_s``."""
