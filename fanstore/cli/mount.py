@@ -1,0 +1,353 @@
+"""fanstore-mount: options, the log, foreground or background; everything else is in fuse/session.py."""
+
+import argparse
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Never, TextIO
+
+from fanstore.cli.common import make_parser, run
+from fanstore.cli.daemon import default_log, detach_streams, in_background
+from fanstore.cli.launch import READY_LINE, VARIABLE, launch
+from fanstore.errors import FanstoreError, UsageError
+from fanstore.fuse.startwatch import StartWatch
+from fanstore.transport.ranks import launched_rank, launched_size
+from fanstore.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from fanstore.fuse.session import MountInfo, MountSettings
+
+PROG = "fanstore-mount"
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTION = """\
+Mount a prepared dataset (see fanstore-prep) as an ordinary, read-only directory.
+
+Without a COMMAND the mount stays until Ctrl-C, SIGTERM or fanstore-umount. With one, the COMMAND runs as soon as the
+mount is up, its exit code becomes ours, and the mount and all local files are gone when it has ended."""
+
+_EPILOG = """\
+examples:
+  run a training script on a dataset, with the bytes copied to the node's SSD first:
+    fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd -- python train.py --data /tmp/imagenet
+  mount for an interactive session, look around, see what was served, unmount:
+    fanstore-mount /shared/imagenet.fan /tmp/imagenet --background
+    ls /tmp/imagenet; fanstore-stat /tmp/imagenet; fanstore-umount /tmp/imagenet
+  one mount point for each host:
+    fanstore-mount /shared/imagenet.fan '/tmp/{host}/imagenet' -- ./job.sh
+  on all nodes of a job, the bytes spread over their SSDs, each on two of them so that one may be lost:
+    mpirun --with-ft ulfm --map-by ppr:1:node --bind-to none \\
+        fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --replicas 2 -- ./train.sh
+  the same, mounted first and used by something else; unmounting on one node ends it on all:
+    fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --replicas 2 --background \\
+        --launch 'mpirun --with-ft ulfm --map-by ppr:1:node --bind-to none'
+    srun ./train.sh; fanstore-umount /tmp/imagenet
+  try it with three ranks on one machine:
+    mpirun -n 3 --oversubscribe fanstore-mount data.fan '/tmp/m{rank}' --local '/tmp/ssd{rank}' -- ./train.sh
+
+MOUNTPOINT must be an empty directory, or a new name in an existing one: then it is created, and removed at the end.
+What an earlier, killed fanstore-mount left behind (a dead mount, local files) is cleaned up.
+
+The COMMAND finds FANSTORE_MOUNT, FANSTORE_RANK and FANSTORE_SIZE in its environment. SIGINT, SIGTERM and SIGHUP are
+passed on to it, and a second one, or ten seconds, kills it; SIGUSR1 is passed on as often as it comes. On several nodes
+it runs once on each when all mounts are up.
+Without --bind-to none, Open MPI gives it a single core.
+
+exit codes: that of the COMMAND (128 + N if signal N ended it, 127 not found, 126 cannot be run); otherwise
+  0 unmounted, 1 error, 2 wrong usage, 128 + N stopped by signal N while starting.
+
+If a mount seems to hang: kill -USR2 PROCESS writes the stacks of all its threads to its log (to standard error in the
+foreground); the process number is in MOUNTPOINT/.fanstore/config.json."""
+
+
+def main() -> Never:
+    """Entry point of the command."""
+    code = run(PROG, lambda: _main(sys.argv[1:]))
+    # Everything that must be done has been done. An ordinary exit would wait for threads that copy partitions, and if
+    # the file server is dead, they never end.
+    logging.shutdown()
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _main(argv: Sequence[str]) -> int:
+    own, command = _split(argv)
+    args = _parser().parse_args(own)
+    _refuse_unavailable(args)
+    _refuse_senseless(args)
+    if args.background and command:
+        raise UsageError("--background returns at once, so it cannot run a COMMAND: leave out one of them")
+    log_file = Path(os.getcwd(), _fill_in(args.log)) if args.log is not None else None
+    if args.background and log_file is None:
+        log_file = default_log(_host())
+    if args.launch is not None:
+        return launch(args.launch, _without_launch(argv), log_file if args.background else None)
+    request = _Request(args, tuple(command), log_file)
+    if log_file is not None and args.background:
+        return in_background(lambda pipe: _serve(request, pipe), log_file)
+    return _serve(request, -1)
+
+
+class _Request:
+    """What was asked for, before anything heavy is imported (see ``settings``).
+
+    Attributes:
+        args: the parsed options; command: the COMMAND, perhaps empty; log_file: the log, None for standard error.
+        directory: the working directory, which a daemon leaves.
+    """
+
+    def __init__(self, args: argparse.Namespace, command: tuple[str, ...], log_file: Path | None) -> None:
+        self.args = args
+        self.command = command
+        self.log_file = log_file
+        self.directory = os.getcwd()
+        self.cache_bytes = parse_size(args.cache)
+        self.capacity_bytes = None if args.capacity is None else parse_size(args.capacity)
+
+    def settings(self) -> "MountSettings":
+        from fanstore.core.reader import Verify
+        from fanstore.fuse.session import MountSettings
+
+        return MountSettings(
+            prepared=Path(self.directory, self.args.prepared),
+            mountpoint=Path(self.directory, _fill_in(self.args.mountpoint)),
+            local=None if self.args.local is None else Path(self.directory, _fill_in(self.args.local)),
+            capacity_bytes=self.capacity_bytes,
+            replicas=self.args.replicas,
+            stage_first=self.args.stage_first,
+            peer_timeout_s=self.args.peer_timeout,
+            cache_bytes=self.cache_bytes,
+            verify=Verify(self.args.verify),
+            allow_other=self.args.allow_other,
+            command=self.command,
+            log_file=self.log_file,
+        )
+
+
+def _serve(request: _Request, pipe: int) -> int:
+    """Run the session to its end, in this process."""
+    evidence, terminal = _start_log(request)
+    watch = StartWatch(request.args.start_timeout, evidence, str(request.log_file or "the lines above"), pipe)
+    faulthandler.enable(file=evidence)
+    faulthandler.register(signal.SIGUSR2, file=evidence, all_threads=True)
+    # Not imported before the fork: numpy and its companions start threads, which a fork does not survive.
+    from fanstore.fuse.session import run_session
+
+    def body() -> int:
+        try:
+            return run_session(request.settings(), watch, _announcement(request, terminal))
+        except FanstoreError as error:
+            if request.log_file is not None:
+                logging.getLogger().removeHandler(terminal)  # there it comes anyway
+                log.error("%s", error)
+            raise
+
+    code = run(PROG, body)
+    watch.failed()  # the sentence is out; has no meaning any more if the mount was up
+    return code
+
+
+def _start_log(request: _Request) -> tuple[TextIO, logging.Handler]:
+    """Warnings to standard error (everything if verbose), and the whole story to the log.
+
+    Returns the stream for evidence, and the handler that writes to the terminal.
+    """
+    root = logging.getLogger()
+    root.setLevel(logging.DEBUG if request.args.verbose else logging.INFO)
+    # pyfuse3 would tell of each of its tasks, trio-fashion, thousands of times a second.
+    logging.getLogger("pyfuse3").setLevel(logging.INFO)
+    terminal = logging.StreamHandler()
+    terminal.setLevel(logging.DEBUG if request.args.verbose else logging.WARNING)
+    terminal.setFormatter(logging.Formatter(f"{PROG}: %(levelname)s: %(message)s"))
+    root.addHandler(terminal)
+    if request.log_file is None:
+        return sys.stderr, terminal
+    try:
+        stream = open(request.log_file, "a", encoding="utf-8", errors="backslashreplace", opener=_private)  # noqa: SIM115 -- for life
+    except OSError as error:
+        raise UsageError(f"cannot write the log {request.log_file}: {error.strerror}") from None
+    file = logging.StreamHandler(stream)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root.addHandler(file)
+    return stream, terminal
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # names of files are in it
+
+
+def _announcement(request: _Request, terminal: logging.Handler) -> "Callable[[MountInfo], None]":
+    """What to do when the mount is up: say so, and in the background leave the terminal."""
+
+    def announce(info: "MountInfo") -> None:
+        size = f"{info.files:,} files, {format_bytes(info.bytes)}"
+        what = f"{request.args.prepared} is mounted on {info.mountpoint} ({size}; {info.summary})"
+        how = f"end it with: fanstore-umount {info.mountpoint}"
+        with contextlib.suppress(BrokenPipeError):  # nobody reads it; the mount is up all the same
+            if request.args.background:
+                print(f"{what}; {how}\nprocess {os.getpid()}, log {request.log_file}", flush=True)
+            elif VARIABLE in os.environ and info.rank == 0:
+                print(f"{what}; {how}\n{READY_LINE}", flush=True)
+            elif not request.command and info.rank == 0:
+                print(f"{what}; {how} or Ctrl-C", flush=True)
+        if request.args.background and request.log_file is not None:
+            logging.getLogger().removeHandler(terminal)
+            detach_streams(request.log_file)
+
+    return announce
+
+
+# --- options ---
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
+    parser.usage = "%(prog)s PREPARED MOUNTPOINT [options] [-- COMMAND ...]"
+    parser.add_argument("prepared", metavar="PREPARED", help="prepared dataset, made with fanstore-prep")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="where; {rank} and {host} are filled in")
+    parser.add_argument(
+        "--local",
+        metavar="DIR",
+        help="copy the partitions to a directory on the node's own disk first, checked, and remove them at the end; "
+        "without it they are read where they are ({rank} and {host} are filled in)",
+    )
+    parser.add_argument(
+        "--stage-first",
+        action="store_true",
+        help="mount only when everything is copied to --local; without it the copying goes on behind the first reads, "
+        "which come from where the partitions are",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="SIZE",
+        default="1GiB",
+        help="memory for decompressed data, such as 512MiB or 8GiB (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--verify",
+        choices=("first", "always", "never"),
+        default="first",
+        help="compare bytes with their checksum when they are first read (unless checked while copied to --local), "
+        "on each read from disk, or never (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--allow-other",
+        action="store_true",
+        help="let other users see the mount, too; an ordinary user needs user_allow_other in /etc/fuse.conf for it",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--foreground", action="store_true", help="stay until the end (default)")
+    where.add_argument("--background", action="store_true", help="return when the mount is up")
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        help="log to this file (with --background, default: a new file in ~/.local/state/fanstore, which is shown)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log more, and show all of it")
+    parser.add_argument(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=120.0,
+        help="what one step of the start may take, apart from copying to --local; then it ends with an error, and "
+        "where it hung is in the log (default: %(default)g)",
+    )
+    nodes = parser.add_argument_group("jobs of several nodes, under mpirun or srun")
+    nodes.add_argument(
+        "--replicas", metavar="R", type=int, default=1, help="nodes that keep a copy of each partition (default: 1)"
+    )
+    nodes.add_argument(
+        "--capacity", metavar="SIZE", help="what each node may use of its disk (default: all that is free but 1 %%)"
+    )
+    nodes.add_argument(
+        "--peer-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=2.0,
+        help="how long another node may take to answer before the next copy is asked (default: %(default)g)",
+    )
+    nodes.add_argument(
+        "--launch",
+        metavar="LAUNCHER",
+        help="start the daemons of all nodes with this, such as 'mpirun -n 4 --map-by ppr:1:node'; with --background "
+        "it returns when all of them are up",
+    )
+    later = parser.add_argument_group("in a later version (here only the values given)")
+    later.add_argument("--engine", choices=("native", "python"), default="python", help="only python")
+    later.add_argument("--output", metavar="DIR", help="not available")
+    return parser
+
+
+def _without_launch(argv: Sequence[str]) -> list[str]:
+    """The same command line for the daemons themselves."""
+    own, command = _split(argv)
+    kept: list[str] = []
+    words = iter(own)
+    for word in words:
+        if word == "--launch":
+            next(words)
+        elif word != "--background" and not word.startswith("--launch="):
+            kept.append(word)
+    return [*kept, "--", *command] if command else kept
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own arguments, and the COMMAND behind ``--``."""
+    if "--" not in argv:
+        return list(argv), []
+    position = list(argv).index("--")
+    command = list(argv[position + 1 :])
+    if not command:
+        raise UsageError("there is no COMMAND behind --")
+    return list(argv[:position]), command
+
+
+def _refuse_unavailable(args: argparse.Namespace) -> None:
+    if args.engine == "native":
+        raise UsageError("--engine native is not available in this version: leave it out, or say --engine python")
+    if args.output is not None:
+        raise UsageError("--output is not available in this version: the mount is read-only")
+
+
+def _refuse_senseless(args: argparse.Namespace) -> None:
+    if args.replicas < 1:
+        raise UsageError("--replicas must be at least 1")
+    if launched_size() > 1 and args.launch is not None:
+        raise UsageError("--launch is for starting the daemons, and mpirun or srun has started this one already")
+    if launched_size() > 1 and args.background:
+        raise UsageError(
+            "mpirun ends a daemon when the process that it started ends, so --background cannot be used under it; "
+            "let FanStore start mpirun instead: fanstore-mount ... --background --launch 'mpirun -n N'"
+        )
+    if args.local is None and args.replicas > 1:
+        raise UsageError("--replicas needs --local, a directory on each node's own disk")
+    if (
+        launched_size() > 1
+        and "{rank}" not in args.mountpoint
+        and int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")) > 1
+    ):
+        raise UsageError("several ranks share this machine: put {rank} into MOUNTPOINT (and into --local)")
+
+
+def _fill_in(path: str) -> str:
+    return path.replace("{rank}", str(launched_rank())).replace("{host}", _host())
+
+
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
+    return value

@@ -1,0 +1,108 @@
+"""The nodes of a job as a table, from its ``nodes.json`` (docs/operations.md). Pure functions, used by cli/stat.py."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fanstore.units import format_bytes
+
+_SOURCES = ("local", "cache", "remote", "shared")
+
+#: Columns of MB/s, and the counter in nodes.json that each comes from: what programs on that node have read, what came
+#: from other nodes, what went to them.
+_RATES = {"read": "read_bytes", "in": "fetched_bytes", "out": "served_bytes"}
+
+_LONGEST_HOST = 24
+_LONGEST_RANKS = 14
+
+Node = Mapping[str, Any]
+
+
+def node_table(nodes: Sequence[Node], before: Sequence[Node] | None) -> Iterator[str]:
+    """One line per node, then their sum; rates since ``before``, or averages since each node's start without it.
+
+    A node that does not answer (silent, lost, done) has only its rank, host and state.
+    """
+    width = max(4, min(_LONGEST_HOST, max(len(str(node["host"])) for node in nodes)))
+    earlier = {} if before is None else {node["rank"]: node for node in before}
+    lead = 6 + width + 2 + 8 + 10
+    period = "MB/s, average" if before is None else "MB/s now"
+    yield f"{'':<{lead}}{'reads from':>16}{'':<28}{period:>20}"
+    yield (
+        f"{'rank':>4}  {'host':<{width}}  {'state':<8}{'on disk':>10}"
+        + "".join(f"{source:>11}" for source in _SOURCES)
+        + "".join(f"{name:>9}" for name in _RATES)
+        + f"{'errors':>8}  peers lost"
+    )
+    for node in nodes:
+        head = f"{node['rank']:>4}  {_shorten(str(node['host']), _LONGEST_HOST):<{width}}  {node['state']:<8}"
+        if "reads" in node:
+            rates = _rates(node, earlier.get(node["rank"]), averages=before is None)
+            yield head + _numbers(node["local_bytes"], node["reads"], rates, _errors(node)) + _ranks(node["peers_lost"])
+        else:
+            yield head + _numbers(None, {}, {}, None) + "-"
+    answered = [node for node in nodes if "reads" in node]
+    if len(nodes) > 1:
+        reads = {source: sum(node["reads"].get(source, 0) for node in answered) for source in _SOURCES}
+        rates = _sum(_rates(node, earlier.get(node["rank"]), averages=before is None) for node in answered)
+        numbers = _numbers(
+            sum(node["local_bytes"] for node in answered), reads, rates, sum(_errors(node) for node in answered)
+        )
+        lost = sorted(node["rank"] for node in nodes if node["state"] == "lost")
+        yield f"{'all':>4}  {'':<{width}}  {f'{len(answered)} up':<8}{numbers}{_ranks(lost)}"
+
+
+def _numbers(
+    local_bytes: int | None, reads: Mapping[str, int], rates: Mapping[str, float | None], errors: int | None
+) -> str:
+    """The columns from 'on disk' to 'errors'; what is not known is a dash."""
+    disk = "-" if local_bytes is None else format_bytes(local_bytes)
+    counts = "".join(f"{'-' if source not in reads else f'{reads[source]:,}':>11}" for source in _SOURCES)
+    speeds = "".join(f"{_megabytes(rates.get(name)):>9}" for name in _RATES)
+    return f"{disk:>10}{counts}{speeds}{'-' if errors is None else f'{errors:,}':>8}  "
+
+
+def _rates(node: Node, before: Node | None, *, averages: bool) -> dict[str, float | None]:
+    """Bytes per second since ``before``; since the node's start with ``averages``; None where that cannot be said.
+
+    The clock is the node's own: how long it took to answer does not matter.
+    """
+    if averages:
+        elapsed_s, base = float(node["uptime_s"]), dict.fromkeys(_RATES.values(), 0)
+    elif before is None or "reads" not in before:
+        return dict.fromkeys(_RATES, None)
+    else:
+        elapsed_s, base = float(node["uptime_s"]) - float(before["uptime_s"]), dict(before)
+    if elapsed_s <= 0:
+        return dict.fromkeys(_RATES, None)
+    return {name: (node[counter] - base[counter]) / elapsed_s for name, counter in _RATES.items()}
+
+
+def _sum(rates: Iterator[dict[str, float | None]]) -> dict[str, float | None]:
+    total: dict[str, float | None] = dict.fromkeys(_RATES, None)
+    for rate in rates:
+        for name, value in rate.items():
+            if value is not None:
+                total[name] = (total[name] or 0.0) + value
+    return total
+
+
+def _errors(node: Node) -> int:
+    """Reads that failed; one that another copy answered is none."""
+    return int(node["errors"]["failed_reads"])
+
+
+def _megabytes(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    value = rate / 1e6
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``3,5``, or only how many if there are many; a dash for none."""
+    text = ",".join(map(str, ranks))
+    return text if 0 < len(text) <= _LONGEST_RANKS else f"{len(ranks)} nodes" if ranks else "-"
+
+
+def _shorten(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"

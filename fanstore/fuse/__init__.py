@@ -1,0 +1,1 @@
+"""Translates FUSE to the core, and looks after mount points."""

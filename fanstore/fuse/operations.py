@@ -1,0 +1,231 @@
+"""FUSE requests, translated to the core, and nothing else: name space, reader and control directory have the meaning.
+
+Owns the open handles of control files, and the one table that maps exceptions of the core to error numbers. pyfuse3
+calls the handlers on the trio thread; none blocks it. A handler raises FUSEError or nothing: an exception that nobody
+foresaw becomes EIO for that one request and a traceback in the log, because pyfuse3 would end the daemon for it.
+
+What pyfuse3 does not offer, and how we live with it: OPEN cannot be spared (its read handler gets the handle, not the
+inode); FLUSH is spared by answering the first one with ENOSYS; READDIRPLUS is always used.
+"""
+
+import errno
+import functools
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Never, TypeVar, cast
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
+
+from fanstore.core.control import ControlDirectory
+from fanstore.core.namespace import (
+    BLOCK_BYTES,
+    Namespace,
+    NoAttributeError,
+    NotDirectoryError,
+    NotFoundError,
+    NotSymlinkError,
+)
+from fanstore.core.reader import Reader
+from fanstore.core.statistics import Statistics
+from fanstore.errors import CorruptDataError
+from fanstore.ids import Inode
+
+log = logging.getLogger(__name__)
+
+#: How long the kernel may believe what it was told about a dataset that never changes; also about names that do not
+#: exist. Longer than most jobs, and short of whatever a counter in the kernel might not like.
+CACHE_S = 86_400.0
+
+#: Longest name, as in every file system that a dataset can come from.
+_NAME_BYTES = 255
+
+#: Handles of control files begin here; a handle below is the inode number of a dataset file.
+_CONTROL_HANDLES = 1 << 62
+
+_ERROR_NUMBERS: dict[type[Exception], int] = {
+    NotFoundError: errno.ENOENT,
+    NotDirectoryError: errno.ENOTDIR,
+    NotSymlinkError: errno.EINVAL,
+    NoAttributeError: errno.ENODATA,
+    CorruptDataError: errno.EIO,  # the reader has logged which file and which partition
+}
+
+#: Not counted as errors: success, and that there is no such thing (ls asks every file for attributes it does not have).
+_ORDINARY_ANSWERS = (0, errno.ENOENT, errno.ENODATA)
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[object]])
+
+
+def _handler(function: _Handler) -> _Handler:
+    """Count and time a handler, and let nothing but FUSEError out of it."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    async def handle(self: "FanstoreOperations", *arguments: object) -> object:
+        start_ns = time.perf_counter_ns()
+        number = 0
+        try:
+            return await function(self, *arguments)
+        except FUSEError as error:
+            number = error.errno
+            raise
+        except Exception as error:  # noqa: BLE001 -- the promise of the module: one request fails, not the daemon
+            number = _error_number(name, error)
+            raise FUSEError(number) from None
+        finally:
+            self._statistics.record(name, time.perf_counter_ns() - start_ns, number not in _ORDINARY_ANSWERS)
+
+    return cast(_Handler, handle)
+
+
+def _error_number(operation: str, error: Exception) -> int:
+    number = _ERROR_NUMBERS.get(type(error))
+    if number is None:
+        log.error("unexpected error in %s, answered with EIO; please report it", operation, exc_info=error)
+        return errno.EIO
+    return number
+
+
+class FanstoreOperations(pyfuse3.Operations):
+    """The request handlers of one mount.
+
+    Look-up counts are not kept: an inode number means the same as long as the mount lives.
+
+    Attributes:
+        _control_handles: content of the control files that are open, as it was when they were opened.
+        _next_handle: handle of the next one.
+    """
+
+    #: Look-ups of ``.`` and ``..`` would only come from an NFS server that exports the mount.
+    supports_dot_lookup = False
+
+    def __init__(self, namespace: Namespace, reader: Reader, control: ControlDirectory, statistics: Statistics) -> None:
+        super().__init__()
+        self._namespace = namespace
+        self._reader = reader
+        self._control = control
+        self._statistics = statistics
+        self._control_handles: dict[int, bytes] = {}
+        self._next_handle = _CONTROL_HANDLES
+
+    # --- names and attributes ---
+
+    def _entry(self, inode: Inode) -> EntryAttributes:
+        attributes = self._namespace.attributes(inode)
+        entry = EntryAttributes()
+        entry.st_ino = attributes.inode
+        entry.st_mode = attributes.mode
+        entry.st_nlink = attributes.nlink
+        entry.st_uid = attributes.uid
+        entry.st_gid = attributes.gid
+        entry.st_size = attributes.size
+        entry.st_blocks = attributes.blocks
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.mtime_ns
+        entry.entry_timeout = CACHE_S
+        entry.attr_timeout = 0 if self._namespace.is_control(inode) else CACHE_S
+        return entry
+
+    @_handler
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        try:
+            return self._entry(self._namespace.lookup(Inode(parent_inode), name))
+        except NotFoundError:
+            if len(name) > _NAME_BYTES:
+                raise FUSEError(errno.ENAMETOOLONG) from None
+            # Inode number 0 says that there is no such name, and that the kernel may remember it.
+            nothing = EntryAttributes()
+            nothing.st_ino = 0
+            nothing.entry_timeout = CACHE_S
+            return nothing
+
+    @_handler
+    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(Inode(inode))
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        """Nothing to do; see the class."""
+
+    @_handler
+    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
+        return self._namespace.readlink(Inode(inode))
+
+    @_handler
+    async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        return self._namespace.get_xattr(Inode(inode), name)
+
+    @_handler
+    async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
+        return self._namespace.list_xattrs(Inode(inode))
+
+    @_handler
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        totals = self._namespace.statfs()
+        data = StatvfsData()
+        data.f_bsize = data.f_frsize = BLOCK_BYTES
+        data.f_blocks = totals.blocks
+        data.f_files = totals.files
+        data.f_bfree = data.f_bavail = data.f_ffree = data.f_favail = 0
+        data.f_namemax = _NAME_BYTES
+        return data
+
+    # --- directories ---
+
+    @_handler
+    async def opendir(self, inode: int, ctx: RequestContext) -> int:
+        return inode  # a listing can be taken up anywhere by its cookie alone, so the handle need not remember anything
+
+    @_handler
+    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+        for child in self._namespace.children(Inode(fh), start_id):
+            if not pyfuse3.readdir_reply(token, child.name, self._entry(child.inode), child.cookie):
+                break
+
+    async def releasedir(self, fh: int) -> None:
+        """Nothing to do: the handle is the inode number."""
+
+    # --- files ---
+
+    @_handler
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            raise FUSEError(errno.EROFS)
+        if self._namespace.is_control(Inode(inode)):
+            handle = self._next_handle
+            self._next_handle += 1
+            self._control_handles[handle] = await self._control.open(Inode(inode))
+            # Made anew at each open and of unknown length: the kernel must neither cache it nor trust its size.
+            return FileInfo(fh=handle, direct_io=True)
+        self._reader.open(self._namespace.entry(Inode(inode)))
+        return FileInfo(fh=inode, keep_cache=True)
+
+    @_handler
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        if fh >= _CONTROL_HANDLES:
+            return self._control_handles[fh][off : off + size]
+        # pyfuse3 takes any buffer, whatever its annotation says; a copy of what came from a peer would cost as much as
+        # its checksum.
+        return await self._reader.read(self._namespace.entry(Inode(fh)), off, size)  # type: ignore[return-value]
+
+    @_handler
+    async def release(self, fh: int) -> None:
+        if fh >= _CONTROL_HANDLES:
+            del self._control_handles[fh]
+        else:
+            self._reader.close(self._namespace.entry(Inode(fh)))
+
+    async def flush(self, fh: int) -> None:
+        """Nothing is ever written: say so once, and the kernel spares us one message for each close."""
+        raise FUSEError(errno.ENOSYS)
+
+    # --- everything that would change something; the mount is read-only, but root could remount it ---
+
+    @_handler
+    async def refused(self, *arguments: Any, **options: Any) -> Never:
+        """The answer to each attempt to write."""
+        raise FUSEError(errno.EROFS)
+
+    setattr = create = mknod = mkdir = symlink = link = rename = unlink = rmdir = refused
+    write = setxattr = removexattr = refused
