@@ -1,0 +1,190 @@
+"""Hygiene of the whole suite, and the fixtures that every layer of tests uses.
+
+- A WARNING or worse from a logger under ``fanstore`` fails the test that did not announce it (``expect_warnings``).
+- A session fails that leaves a mount, a process or a job directory behind (leftovers.py).
+- A hang is ended by pytest-timeout, with the stacks of all threads; the limits are in pyproject.toml.
+"""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+import leftovers
+import pytest
+
+#: Seconds that a daemon may take to end after the last test: an unmount is asynchronous for whoever asked for it.
+GRACE_S = 5.0
+
+MakePrepared = Callable[..., Path]
+
+
+class LogGuard(logging.Handler):
+    """Collects warnings of one test from setup to teardown, and compares them with what the test announced.
+
+    Attributes:
+        seen: records of level WARNING or above, in order of arrival, from any thread.
+        announced: patterns of the messages that must come, each at least once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.seen: list[logging.LogRecord] = []
+        self.announced: list[re.Pattern[str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record)
+
+    def check_unannounced(self) -> None:
+        """Fail the test if something was logged that no announced pattern matches."""
+        surprises = [
+            f"{record.levelname} {record.name}: {record.getMessage()}"
+            for record in self.seen
+            if not any(pattern.search(record.getMessage()) for pattern in self.announced)
+        ]
+        if surprises:
+            pytest.fail(
+                "logged, but not announced with the fixture expect_warnings:\n" + "\n".join(surprises), pytrace=False
+            )
+
+    def check_missing(self) -> None:
+        """Fail the test if an announced message never came."""
+        messages = [record.getMessage() for record in self.seen]
+        missing = [p.pattern for p in self.announced if not any(p.search(message) for message in messages)]
+        if missing:
+            pytest.fail("announced with expect_warnings, but never logged: " + ", ".join(missing), pytrace=False)
+
+
+_GUARD = pytest.StashKey[LogGuard]()
+_START_S = pytest.StashKey[float]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_START_S] = time.time()
+    # A mark of its own for each session, unless scripts/test has given one that it checks itself afterwards.
+    os.environ.setdefault(leftovers.MARK_VARIABLE, uuid.uuid4().hex)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    guard = LogGuard()
+    item.stash[_GUARD] = guard
+    logging.getLogger("fanstore").addHandler(guard)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    yield  # a failure of the test itself goes up from here and hides nothing
+    item.stash[_GUARD].check_unannounced()
+    item.stash[_GUARD].check_missing()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    guard = item.stash[_GUARD]
+    seen_in_call = len(guard.seen)
+    try:
+        yield
+    finally:
+        logging.getLogger("fanstore").removeHandler(guard)
+    del guard.seen[:seen_in_call]  # judged after the call already
+    guard.check_unannounced()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Look for what was left behind; give daemons that are just ending a moment."""
+    # Hooks of a session get no fixtures; this attribute is what tmp_path_factory itself returns.
+    base: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + GRACE_S
+    while found := _left_behind(session.config, base):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)  # polling with a limit: there is nothing to wait on for somebody else's process
+    if found:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line("")
+            for line in found:
+                reporter.write_line(f"left behind by the tests: {line}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _left_behind(config: pytest.Config, base: Path) -> list[str]:
+    return [
+        *leftovers.mounts_below(base),
+        *leftovers.processes_of(os.environ[leftovers.MARK_VARIABLE], base),
+        *leftovers.job_directories(Path(tempfile.gettempdir()), config.stash[_START_S]),
+    ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state_directory(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """Logs of background mounts go to the session's directory, not to the developer's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture
+def expect_warnings(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Announce log messages: ``expect_warnings(r"partition 3 .* checksum", ...)``; each pattern must be logged.
+
+    Patterns are searched in messages of level WARNING and above of loggers under ``fanstore``. May be called at any
+    time before the test ends.
+    """
+    guard: LogGuard = request.node.stash[_GUARD]
+
+    def announce(*patterns: str) -> None:
+        guard.announced.extend(re.compile(pattern) for pattern in patterns)
+
+    return announce
+
+
+@pytest.fixture
+def make_prepared(tmp_path: Path) -> MakePrepared:
+    """``make_prepared(src, codec="lz4", partition_size="1MiB", force=True)`` runs fanstore-prep; the way to its result.
+
+    ``src`` is a path or a list of paths; ``out`` names the result (default: a new name in tmp_path); every other
+    keyword is an option of the command: ``True`` a flag, a list a repeated option, anything else its value.
+    """
+    made = 0
+
+    def make(src: Path | str | Sequence[Path | str], *, out: Path | None = None, **options: object) -> Path:
+        nonlocal made
+        made += 1
+        target = out if out is not None else tmp_path / f"prepared-{made}.fan"
+        sources = [src] if isinstance(src, Path | str) else list(src)
+        command = [fanstore_command("prep"), *map(str, sources), str(target), *_flags(options)]
+        result = subprocess.run(command, capture_output=True, timeout=100, errors="surrogateescape")
+        if result.returncode != 0:
+            pytest.fail(f"{' '.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+        return target
+
+    return make
+
+
+def fanstore_command(name: str) -> str:
+    """The installed ``fanstore-<name>`` that belongs to the Python that runs the tests."""
+    path = Path(sys.executable).parent / f"fanstore-{name}"
+    assert path.exists(), f"{path} is missing: run scripts/setup"
+    return str(path)
+
+
+def _flags(options: dict[str, object]) -> list[str]:
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif isinstance(value, list | tuple):
+            flags.extend(part for item in value for part in (flag, str(item)))
+        elif value is not False and value is not None:
+            flags.extend((flag, str(value)))
+    return flags

@@ -1,0 +1,151 @@
+"""A source that does not answer: the partitions lie on another mount, whose daemon is stopped.
+
+Nothing is faked: the inner mount reads its partitions through the kernel from the outer one, as it would from a file
+server that has died. Reads hang as long as they must; everything else goes on, and ending is possible all the time.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import mounting
+import pytest
+from mounting import LIMIT_S, Mount, Mounted, command, needs_fuse, needs_root, wait_until
+from oddities import incompressible
+
+from fanstore.fuse.mounttable import find_mount
+
+pytest_plugins = ["mounting"]
+pytestmark = needs_fuse
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared dataset with a prepared dataset in it."""
+    directory = tmp_path_factory.mktemp("nested")
+    source = directory / "source"
+    source.mkdir()
+    for number in range(8):
+        (source / f"file-{number}").write_bytes(incompressible(3 << 20, number))
+    (directory / "outer").mkdir()
+    mounting.prepare(source, directory / "outer" / "inner.fan", "--codec", "none", "--partition-size", "6MiB")
+    return mounting.prepare(directory / "outer", directory / "outer.fan", "--codec", "none")
+
+
+@pytest.fixture
+def outer(mount: Mount, nested: Path) -> Mounted:
+    return mount(nested)
+
+
+def start_reader(path: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL)
+
+
+def hangs_in_kernel(pid: int) -> bool:
+    """Whether a thread of the process waits for a FUSE file system, or for a page that one is to fill."""
+    waits = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/wchan")]
+    return any(name in wait for name in ("fuse", "request_wait_answer", "folio") for wait in waits)
+
+
+def wait_reading(mounted: Mounted, reader: subprocess.Popen[bytes]) -> None:
+    """Until the reader hangs in the kernel, waiting for the mount."""
+    wait_until(lambda: hangs_in_kernel(reader.pid), "hanging read", mounted.evidence)
+
+
+def test_slow_read_does_not_hold_up_the_rest(mount: Mount, outer: Mounted) -> None:
+    inner = mount(outer.path / "inner.fan")
+    assert (inner.path / "file-0").read_bytes() == incompressible(3 << 20, 0)
+    outer.signal(signal.SIGSTOP)
+    readers = [start_reader(inner.path / f"file-{number}") for number in range(4, 8)]
+    try:
+        for reader in readers:
+            wait_reading(inner, reader)
+        for _ in range(20):
+            start = time.monotonic()
+            inner.statistics()  # opened, made and read by the daemon each time
+            assert sorted(os.listdir(inner.path)) == [f"file-{number}" for number in range(8)]
+            assert time.monotonic() - start < 2
+        assert all(reader.poll() is None for reader in readers)
+        outer.signal(signal.SIGCONT)
+        assert [reader.wait(LIMIT_S) for reader in readers] == [0] * 4
+    finally:
+        outer.signal(signal.SIGCONT)
+        for reader in readers:
+            reader.kill()
+            reader.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["reader killed", "reader waits"])
+def test_ends_although_reads_hang(mount: Mount, outer: Mounted, held: bool) -> None:
+    inner = mount(outer.path / "inner.fan", announced=["reads that hang are left behind"])
+    outer.signal(signal.SIGSTOP)
+    reader = start_reader(inner.path / "file-5")
+    try:
+        wait_reading(inner, reader)
+        if held:
+            inner.announced.append("is busy: cat .* it was detached")
+        else:
+            reader.kill()
+            reader.wait(LIMIT_S)
+        inner.signal(signal.SIGTERM)
+        assert inner.wait_end() == 0
+        inner.check_clean()
+        if held:
+            assert reader.wait(LIMIT_S) == 1, "it was told that its file is gone"
+    finally:
+        outer.signal(signal.SIGCONT)
+        reader.kill()
+        reader.wait(LIMIT_S)
+
+
+def test_signal_while_staging_hangs(mount: Mount, outer: Mounted, tmp_path: Path) -> None:
+    """Manifest and index can be read, the partitions cannot."""
+    prepared, local = tmp_path / "d.fan", tmp_path / "ssd"
+    prepared.mkdir()
+    local.mkdir()
+    for path in (outer.path / "inner.fan").iterdir():
+        if path.suffix == ".tar":
+            (prepared / path.name).symlink_to(path)
+        else:
+            (prepared / path.name).write_bytes(path.read_bytes())
+    outer.signal(signal.SIGSTOP)
+    try:
+        inner = mount(prepared, local=local, wait=False)
+        inner.announced += ["staging hangs in a read", "stopped by SIGTERM before the mount was up"]
+        wait_until(
+            lambda: bool(list(local.glob("fanstore-*/lock"))) and hangs_in_kernel(inner.process.pid),
+            "hanging read",
+            inner.evidence,
+        )
+        inner.signal(signal.SIGTERM)
+        assert inner.wait_end() == 143
+        inner.check_clean()
+    finally:
+        outer.signal(signal.SIGCONT)
+
+
+@needs_root
+def test_commands_on_a_silent_mount(mount: Mount, nested: Path) -> None:
+    """They say that it does not answer instead of hanging with it; --lazy takes it away."""
+    mounted = mount(nested)
+    mounted.signal(signal.SIGSTOP)
+    umount = command("umount", mounted.path)
+    assert umount.returncode == 1
+    assert umount.stderr == (
+        f"fanstore-umount: error: the daemon of {mounted.path} does not answer; "
+        "--lazy takes the mount away all the same\n"
+    )
+    stat = command("stat", mounted.path)
+    assert stat.returncode == 1
+    assert stat.stderr.startswith(f"fanstore-stat: error: the mount {mounted.path} does not answer")
+    again = command("mount", nested, mounted.path)
+    assert again.returncode == 1
+    assert f"a FanStore mount of {nested} at {mounted.path} does not answer" in again.stderr
+    lazy = command("umount", "--lazy", mounted.path)
+    assert lazy.returncode == 0
+    assert find_mount(mounted.path) is None
+    mounted.signal(signal.SIGCONT)
+    assert mounted.wait_end() == 0
+    mounted.check_clean()

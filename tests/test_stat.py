@@ -1,0 +1,134 @@
+"""fanstore-stat on a job of several nodes: the table from recorded nodes.json, and a real job of two ranks."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import mpirun, run_fanstore
+from conftest import MakePrepared, fanstore_command
+from mounting import needs_fuse
+
+from fanstore.cli.nodetable import node_table
+
+#: Recorded from a job of four nodes; one stopped, one killed.
+UP: dict[str, Any] = {
+    "state": "up",
+    "rank": 0,
+    "host": "node017",
+    "pid": 4711,
+    "partitions": {"local": [4, 5], "shared": [0, 1, 2, 3]},
+    "local_bytes": 3 << 30,
+    "reads": {"local": 1036, "remote": 48_024, "shared": 7, "cache": 12},
+    "read_bytes": 3_810_000_000,
+    "fetched_bytes": 2_568_000_000,
+    "served_bytes": 40_000_000,
+    "errors": {"damaged_files": 1, "failed_reads": 3, "fallbacks": 9},
+    "peers_lost": [3],
+    "uptime_s": 20.0,
+}
+NODES = [
+    UP,
+    {**UP, "rank": 1, "host": "node018", "errors": {**UP["errors"], "failed_reads": 0}},
+    {"rank": 2, "host": "node019", "state": "silent"},
+    {"rank": 3, "host": "node020", "state": "lost"},
+]
+
+
+def rows(nodes: list[dict[str, Any]], before: list[dict[str, Any]] | None = None) -> list[list[str]]:
+    return [line.split() for line in node_table(nodes, before)]
+
+
+def test_table_has_a_line_per_node_and_their_sum() -> None:
+    _, titles, first, second, silent, lost, total = rows(NODES)
+    assert titles[:3] == ["rank", "host", "state"]
+    assert titles[5:9] == ["local", "cache", "remote", "shared"]
+    assert first[:5] == ["0", "node017", "up", "3", "GiB"]
+    assert first[5:9] == ["1,036", "12", "48,024", "7"]
+    assert first[9:] == ["190", "128", "2.0", "3", "3"], "MB/s read, in, out; errors; peers lost"
+    assert second[-2:] == ["0", "3"]
+    assert silent == ["2", "node019", "silent", *"-" * 10]
+    assert lost == ["3", "node020", "lost", *"-" * 10]
+    assert total == ["all", "2", "up", "6", "GiB", "2,072", "24", "96,048", "14", "381", "257", "4.0", "3", "3"]
+
+
+def test_columns_are_aligned() -> None:
+    """Numbers end where their titles end, with host names of any length."""
+    for host in ("n1", "a" * 60):
+        _, titles, *lines = node_table([{**node, "host": host} for node in NODES], None)
+        ends = [titles.index(word) + len(word) for word in ("on disk", "cache", "shared", "out", "errors")]
+        for line in lines:
+            assert all(line[end - 1] != " " and line[end] == " " for end in ends), line
+        assert max(map(len, lines)) < 150
+
+
+def test_rates_are_those_of_each_nodes_own_clock() -> None:
+    later = [
+        {**UP, "uptime_s": 22.0, "read_bytes": UP["read_bytes"] + 1_000_000, "served_bytes": UP["served_bytes"]},
+        {**NODES[1], "uptime_s": 24.0, "fetched_bytes": UP["fetched_bytes"] + 8_000_000},
+    ]
+    title, _, first, second, total = rows(later, NODES[:2])
+    assert title[-2:] == ["MB/s", "now"]
+    assert first[9:12] == ["0.5", "0.0", "0.0"]
+    assert second[9:12] == ["0.0", "2.0", "0.0"]
+    assert total[9:12] == ["0.5", "2.0", "0.0"]
+
+
+def test_no_rate_where_there_was_no_answer_before() -> None:
+    """A node that was silent and answers again; and one whose clock stands still (two samples in one moment)."""
+    woken = {**UP, "rank": 2}
+    _, _, again, still, total = rows([woken, {**UP, "rank": 1}], [NODES[2], {**UP, "rank": 1}])
+    assert again[9:12] == still[9:12] == total[9:12] == ["-", "-", "-"]
+
+
+def test_many_lost_peers_are_counted() -> None:
+    table = list(node_table([{**UP, "peers_lost": list(range(100, 140))}], None))
+    assert len(table) == 3, "no sum of one node"
+    assert table[-1].endswith("40 nodes")
+
+
+@needs_fuse
+@pytest.mark.timeout(100)
+def test_job_of_two_ranks(tmp_path: Path, make_prepared: MakePrepared) -> None:
+    """Each command reads everything, then rank 0 asks fanstore-stat in all its ways."""
+    pytest.importorskip("mpi4py")
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(8):
+        (source / f"{number}").write_bytes(bytes([number]) * 50_000)
+    prepared = make_prepared(source, partitions=4, quiet=True)
+    stat = shlex.quote(fanstore_command("stat"))
+    here = shlex.quote(str(tmp_path))
+    script = f"""
+        set -e
+        cat "$FANSTORE_MOUNT"/[0-9] >/dev/null
+        touch {here}/read-$FANSTORE_RANK
+        until [ -e {here}/read-0 ] && [ -e {here}/read-1 ]; do sleep 0.02; done
+        if [ $FANSTORE_RANK = 0 ]; then
+            {stat} "$FANSTORE_MOUNT" >{here}/table
+            {stat} "$FANSTORE_MOUNT" --nodes >{here}/nodes
+            {stat} "$FANSTORE_MOUNT" --json >{here}/stats.json
+            {stat} "$FANSTORE_MOUNT" --nodes --json >{here}/nodes.json
+            timeout --signal=INT 20 {stat} "$FANSTORE_MOUNT" --nodes --watch 0.2 | head -n 12 >{here}/watched || true
+        fi
+    """
+    mount = ["mount", prepared, tmp_path / "m{rank}", "--local", tmp_path / "ssd{rank}", "--stage-first"]
+    result = run_fanstore(*map(str, mount), "--", "sh", "-c", script, prefix=mpirun(2))
+    assert result.returncode == 0, result.stderr
+    table = (tmp_path / "table").read_text()
+    assert table.startswith(f"{prepared} on {tmp_path}/m0\n")
+    assert "this node, rank 0:\nup " in table and "operation" in table
+    only_nodes = (tmp_path / "nodes").read_text().splitlines()
+    first, second, total = (line.split() for line in only_nodes[-3:])
+    assert (first[0], second[0], total[:3]) == ("0", "1", ["all", "2", "up"])
+    assert "operation" not in "\n".join(only_nodes)
+    assert json.loads((tmp_path / "stats.json").read_text())["version"] == 1
+    nodes = json.loads((tmp_path / "nodes.json").read_text())["nodes"]
+    assert [node["rank"] for node in nodes] == [0, 1]
+    for node in nodes:
+        assert node["state"] == "up"
+        assert node["local_bytes"] > 0 and node["fetched_bytes"] > 0 and node["served_bytes"] > 0
+        assert node["reads"]["remote"] > 0
+    watched = (tmp_path / "watched").read_text()
+    assert "MB/s, average" in watched and "MB/s now" in watched
