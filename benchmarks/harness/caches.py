@@ -1,0 +1,50 @@
+"""The kernel's caches: emptied before a cold run, with the best means this user has.
+
+Used by the benchmark scripts. The disk below (a RAID controller, the host of a virtual machine) keeps its own caches,
+which nothing here can reach: "cold" means cold in this kernel.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+def drop_method() -> str:
+    """How ``drop`` works for this user: ``drop_caches`` (data and metadata) or ``fadvise`` (data only)."""
+    return "drop_caches" if os.access(_DROP_CACHES, os.W_OK) else "fadvise"
+
+
+def drop(files: Iterable[Path]) -> None:
+    """Empty the page cache: as root all of it with dentries and inodes; otherwise the pages of ``files``."""
+    if drop_method() == "drop_caches":
+        os.sync()  # dirty pages are not dropped
+        _DROP_CACHES.write_text("3\n")
+        return
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def files_below(path: Path) -> list[Path]:
+    """A file itself, or all regular files in a directory tree."""
+    if not path.is_dir():
+        return [path]
+    return [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+
+
+def sync_tree(path: Path) -> None:
+    """Wait until what was written at ``path`` is on the disk: every file of it and its directories."""
+    folders = [path] if path.is_dir() else []
+    folders += [Path(folder, name) for folder, names, _ in os.walk(path) for name in names]
+    for item in [*files_below(path), *folders, path.parent]:
+        descriptor = os.open(item, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

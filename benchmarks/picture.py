@@ -1,0 +1,234 @@
+"""Draws the picture of a record: python benchmarks/picture.py results/NAME.json [...] writes results/NAME.png.
+
+Reads only the JSON, so that a picture can be drawn again at any time, by any interpreter that has matplotlib
+(setup-peers puts one into benchmarks/.peers). Takes no part in measuring.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from harness.machine import sentence
+from matplotlib import pyplot
+
+OWN = "#1f77b4"
+OTHER = "#b8bec6"
+REFERENCE = "#3c4148"
+TEXT = "#3c4148"
+
+
+def _colour(name: str) -> str:
+    if name in ("source", "tar"):  # what the others are compared with
+        return REFERENCE
+    return OWN if name.startswith("fanstore") else OTHER
+
+
+def _bars(
+    axes: Any, names: list[str], medians: list[float], rounds: list[list[float]], notes: list[str], title: str
+) -> None:
+    """Horizontal bars with a dot for every round, the first name on top, and a note behind each bar."""
+    places = range(len(names))
+    axes.barh(places, medians, color=[_colour(name) for name in names], height=0.68)
+    for place, values in zip(places, rounds, strict=True):
+        axes.plot(values, [place] * len(values), "o", color="white", markeredgecolor=TEXT, markersize=3.5)
+    limit = max(max(values) for values in rounds)
+    for place, values, note in zip(places, rounds, notes, strict=True):
+        axes.text(max(values) + limit * 0.02, place, note, va="center", fontsize=8, color=TEXT)
+    axes.set_xlim(0, limit * 1.42)
+    axes.set_yticks(list(places), names, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_title(title, fontsize=10, loc="left", color=TEXT)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(axis="x", color="#e6e8eb")
+
+
+def _finish(figure: Any, title: str, subtitle: str, record: dict[str, Any], path: Path) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=TEXT)
+    figure.supxlabel(f"{subtitle}\n{sentence(record['machine'])}", x=0.01, ha="left", fontsize=7.5, color="#6b727b")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def draw_read_peers(record: dict[str, Any], path: Path) -> None:
+    readers = record["settings"]["reader"]
+    peers = [item["peer"] for item in record["prepared"] if item["peer"] not in record["failed"]]
+    height = len(readers) * (0.36 * len(peers) + 0.7) + 1.1
+    figure, grid = pyplot.subplots(len(readers), 2, figsize=(11, height), squeeze=False, layout="constrained")
+    for row, reader in zip(grid, readers, strict=True):
+        for axes, state in zip(row, ("cold", "warm"), strict=True):
+            chosen = {
+                item["peer"]: item for item in record["summary"] if (item["reader"], item["state"]) == (reader, state)
+            }
+            names = [peer for peer in peers if peer in chosen]
+            rounds = [chosen[name]["ratios"] for name in names]
+            medians = [chosen[name]["ratio_to_source"]["median"] for name in names]
+            notes = [
+                f"{median:.2f} x, {chosen[name]['files_per_s']['median']:,.0f} files/s"
+                for name, median in zip(names, medians, strict=True)
+            ]
+            _bars(axes, names, medians, rounds, notes, f"{state}, {reader} reader: speed relative to the source")
+            axes.axvline(1, color=REFERENCE, linewidth=0.8, linestyle=":")
+    settings = record["settings"]
+    subtitle = (
+        f"{settings['readers']} readers, {settings['rounds']} interleaved rounds (dots); bar: median; "
+        f"cold: fresh mount and {settings['cold_by']}"
+    )
+    _finish(figure, f"Random whole-file reads, {record['dataset']['description']}", subtitle, record, path)
+
+
+def draw_prep_speed(record: dict[str, Any], path: Path) -> None:
+    datasets = list(record["datasets"])
+    states = list(dict.fromkeys(item["state"] for item in record["runs"]))
+    names = list(dict.fromkeys(item["contender"] for item in record["summary"]))
+    height = len(datasets) * (0.36 * len(names) + 0.7) + 1.1
+    figure, grid = pyplot.subplots(
+        len(datasets), len(states), figsize=(5.5 * len(states), height), squeeze=False, layout="constrained"
+    )
+    for row, dataset in zip(grid, datasets, strict=True):
+        for axes, state in zip(row, states, strict=True):
+            chosen = {
+                item["contender"]: item
+                for item in record["summary"]
+                if (item["dataset"], item["state"]) == (dataset, state)
+            }
+            seconds = {
+                (item["round"], item["contender"]): item["on_disk_s"]
+                for item in record["runs"]
+                if (item["dataset"], item["state"]) == (dataset, state)
+            }
+            here = list(chosen)
+            title = f"{state}: {record['datasets'][dataset].partition(' in ')[0]}"
+            rounds = [
+                [seconds[number, "tar"] / seconds[number, name] for number, other in seconds if other == name]
+                for name in here
+            ]
+            medians = [chosen[name]["on_disk_s ratio to tar"]["median"] for name in here]
+            notes = [
+                f"{median:.2f} x, {chosen[name]['on_disk_s']['median']:.1f} s"
+                for name, median in zip(here, medians, strict=True)
+            ]
+            _bars(axes, here, medians, rounds, notes, title)
+            axes.axvline(1, color=REFERENCE, linewidth=0.8, linestyle=":")
+    subtitle = f"{record['settings']['rounds']} interleaved rounds (dots); bar: median; until all output is on disk"
+    _finish(figure, "Packing a tree: speed relative to tar -cf (longer is faster)", subtitle, record, path)
+
+
+def draw_index_load(record: dict[str, Any], path: Path) -> None:
+    panels = [
+        ("load_s", "seconds to load", 1.0, "{:.3g} s"),
+        ("added_rss_bytes", "added memory, MB", 1e6, "{:,.0f} MB"),
+        ("lookup_ns", "lookup of one name, ns", 1.0, "{:,.0f} ns"),
+        ("path_ns", "lookup of a path, ns", 1.0, "{:,.0f} ns"),
+    ]
+    labels = {"index": "fanstore\nindex.fsx", "objects": "objects\nfrom rows", "pickle": "objects\nfrom a pickle"}
+    ways = [item["way"] for item in record["summary"]]
+    figure, grid = pyplot.subplots(2, 2, figsize=(11, 5), squeeze=False, layout="constrained")
+    for axes, (name, title, unit, form) in zip(grid.flat, panels, strict=True):
+        rounds = [[item[name] / unit for item in record["rounds"] if item["way"] == way] for way in ways]
+        medians = [item[name]["median"] / unit for item in record["summary"]]
+        notes = [
+            f"{form.format(median)}, {item[f'{name} ratio to index.fsx']['median']:.3g} x"
+            for median, item in zip(medians, record["summary"], strict=True)
+        ]
+        _bars(axes, [labels[way] for way in ways], medians, rounds, notes, title)
+    sizes = record["namespace"]
+    subtitle = f"{record['settings']['rounds']} fresh processes each (dots); bar: median; shorter is better"
+    title = f"Loading a name space of {sizes['files']:,} files in {sizes['directories']:,} directories"
+    _finish(figure, title, subtitle, record, path)
+
+
+def draw_prep_memory(record: dict[str, Any], path: Path) -> None:
+    figure, axes = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
+    samples = record["samples"]
+    times = [item["seconds"] for item in samples]
+    axes.plot(times, [item["rss_bytes"] / 2**20 for item in samples], color=OWN, label="sum of resident sets")
+    axes.plot(times, [item["pss_bytes"] / 2**20 for item in samples], color=OTHER, label="shared pages counted once")
+    limit = record["settings"]["limit_bytes"] / 2**20
+    axes.axhline(limit, color=REFERENCE, linewidth=0.8, linestyle=":")
+    axes.text(0, limit, " limit in the specification", va="bottom", fontsize=8, color=TEXT)
+    axes.set_ylim(0, limit * 1.15)
+    axes.set_xlim(0)
+    axes.set_xlabel("seconds", fontsize=8)
+    axes.set_ylabel("MiB", fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="center right")
+    axes.spines[["top", "right"]].set_visible(False)
+    settings = record["settings"]
+    peak = record["peak"]["rss_bytes"] / 2**20
+    subtitle = f"codec {settings['codec']}, {settings['jobs']} jobs; all processes of the command; peak {peak:,.0f} MiB"
+    _finish(figure, f"Memory of fanstore-prep for {settings['files']:,} files", subtitle, record, path)
+
+
+def draw_staging_speed(record: dict[str, Any], path: Path) -> None:
+    figure, grid = pyplot.subplots(1, 2, figsize=(11, 2.4), squeeze=False, layout="constrained")
+    for axes, state in zip(grid.flat, ("cold", "warm"), strict=True):
+        chosen = [item for item in record["summary"] if item["state"] == state]
+        names = [item["contender"] for item in chosen]
+        seconds = {
+            (run["round"], run["contender"]): run["on_disk_s"] for run in record["runs"] if run["state"] == state
+        }
+        rounds = [
+            [seconds[number, "cp"] / seconds[number, name] for number, other in seconds if other == name]
+            for name in names
+        ]
+        medians = [item["on_disk_s ratio to cp"]["median"] for item in chosen]
+        notes = [
+            f"{median:.2f} x, {item['on_disk_s MB/s']['median']:,.0f} MB/s"
+            for median, item in zip(medians, chosen, strict=True)
+        ]
+        _bars(axes, names, medians, rounds, notes, f"{state}: speed relative to cp, until on disk")
+        axes.axvline(0.9, color=REFERENCE, linewidth=0.8, linestyle=":")
+    settings = record["settings"]
+    subtitle = (
+        f"{settings['bytes'] / 1e6:,.0f} MB, {settings['rounds']} interleaved rounds (dots); dotted: the aim, 0.9"
+    )
+    _finish(figure, "Copying partitions to a local disk", subtitle, record, path)
+
+
+def draw_remote_reads(record: dict[str, Any], path: Path) -> None:
+    cases = list(dict.fromkeys((item["ranks"], item["window"]) for item in record["summary"] if item["way"] == "fetch"))
+    figure, grid = pyplot.subplots(1, len(cases), figsize=(4.6 * len(cases), 3.2), squeeze=False, layout="constrained")
+    for axes, (ranks, window) in zip(grid.flat, cases, strict=True):
+        chosen = [
+            item
+            for item in record["summary"]
+            if (item["ranks"], item["window"], item["way"]) == (ranks, window, "fetch")
+        ]
+        names = [f"fanstore\n{item['size'] / 1024:,.0f} KiB" for item in chosen]
+        medians = [item["ratio_to_raw"]["median"] for item in chosen]
+        notes = [
+            f"{median:.2f} x, {item['mb_per_s']['median']:,.0f} MB/s, {item['p50_us']['median']:,.0f} us"
+            for median, item in zip(medians, chosen, strict=True)
+        ]
+        _bars(axes, names, medians, [item["ratios"] for item in chosen], notes, f"{ranks} ranks, {window} under way")
+        axes.axvline(0.7, color=REFERENCE, linewidth=0.8, linestyle=":")
+    settings = record["settings"]
+    subtitle = f"{settings['mpi']}, {settings['rounds']} interleaved rounds (dots); bar: median; dotted: the aim, 0.7"
+    _finish(figure, "Reading from another node: speed relative to raw mpi4py", subtitle, record, path)
+
+
+DRAWINGS = {
+    "remote_reads": draw_remote_reads,
+    "read_peers": draw_read_peers,
+    "prep_speed": draw_prep_speed,
+    "index_load": draw_index_load,
+    "prep_memory": draw_prep_memory,
+    "staging_speed": draw_staging_speed,
+}
+
+
+def main() -> int:
+    for argument in sys.argv[1:]:
+        path = Path(argument)
+        record = json.loads(path.read_text())
+        DRAWINGS[record["kind"]](record, path.with_suffix(".png"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""How fast fanstore-prep is beside ``tar -cf`` of the same tree on the same disk, in one run.
+
+Example: python benchmarks/prep_speed.py --rounds 3
+
+Two times are kept for every run, on both sides: until the command returned, and until its output was also on the disk
+(fsync of every file that it wrote). tar does not wait for the disk, fanstore-prep does so before it renames, so the
+second one compares like with like. ``tar -c | lz4 -1`` is the mark for lz4: one C program for each core, and no file of
+the archive can be read alone. Warm: the tree is in the page cache. Cold: nothing is.
+Writes results/NAME.json (every run), NAME.md and NAME.png.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness import machine, record
+from harness.caches import drop, drop_method, files_below, sync_tree
+from harness.command import BenchmarkError, find_program, run
+from harness.dataset import Dataset, DatasetSpec, make
+from harness.record import Spread, markdown_table
+from harness.workspace import workspace
+
+STATES = ("warm", "cold")
+DATASETS = {
+    "images": DatasetSpec(6000, 107_000, 100),
+    "small": DatasetSpec(60_000, 3_000, 100),
+    "text": DatasetSpec(6000, 107_000, 100, compressible=True),
+}
+#: A run that takes longer is an error. The largest dataset here takes seconds.
+RUN_S = 600.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A command that packs a tree. ``{source}`` and ``{output}`` in ``argv`` are replaced."""
+
+    name: str
+    argv: tuple[str, ...]
+
+    def command(self, source: Path, output: Path) -> list[str]:
+        return [part.replace("{source}", str(source)).replace("{output}", str(output)) for part in self.argv]
+
+
+def contenders(codecs: Sequence[str]) -> list[Contender]:
+    """tar first: it is what the others are compared with."""
+    found = [Contender("tar", ("tar", "-cf", "{output}", "-C", "{source}", "."))]
+    if find_program("lz4") is not None:
+        pipeline = 'set -o pipefail; tar -c -C "{source}" . | lz4 -1 -q > "{output}"'
+        found.append(Contender("tar+lz4", ("bash", "-c", pipeline)))
+    prep = find_program("fanstore-prep")
+    if prep is None:
+        print("missing: fanstore-prep (not installed)")
+        return found
+    every_core = len(os.sched_getaffinity(0))
+    for codec in codecs:
+        for jobs in sorted({1, every_core}):
+            argv = (prep, "{source}", "{output}", "--codec", codec, "--jobs", str(jobs))
+            found.append(Contender(f"fanstore {codec}, {jobs} job{'s' if jobs > 1 else ''}", argv))
+    return found
+
+
+def processor_seconds() -> float:
+    """Processor time of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def read_all(dataset: Dataset) -> None:
+    """Bring the tree into the page cache."""
+    for path in dataset.paths:
+        (dataset.root / path).read_bytes()
+
+
+def measure(contender: Contender, dataset: Dataset, output: Path, state: str) -> dict[str, Any]:
+    """Pack once; the output is removed again."""
+    os.sync()  # what others have written must not be waited for in this run
+    if state == "cold":
+        drop(dataset.root / path for path in dataset.paths)
+    else:
+        read_all(dataset)
+    used = processor_seconds()
+    begin = time.monotonic()
+    try:
+        run(contender.command(dataset.root, output), RUN_S)
+        returned = time.monotonic() - begin
+        used = processor_seconds() - used
+        sync_tree(output)
+        on_disk = time.monotonic() - begin
+        size = sum(path.stat().st_size for path in files_below(output))
+    finally:
+        if output.is_dir():
+            shutil.rmtree(output)
+        else:
+            output.unlink(missing_ok=True)
+    return {
+        "returned_s": round(returned, 4),
+        "on_disk_s": round(on_disk, 4),
+        "processor_s": round(used, 3),
+        "output_bytes": size,
+    }
+
+
+def summarize(runs: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """Per dataset, state and contender: speed relative to tar and to tar+lz4 in the same round."""
+    by_key = {(item["dataset"], item["state"], item["round"], item["contender"]): item for item in runs}
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for item in runs:
+        groups.setdefault((item["dataset"], item["state"], item["contender"]), []).append(item)
+    summary = []
+    for (dataset, state, contender), items in sorted(groups.items(), key=lambda group: names.index(group[0][2])):
+        line: dict[str, Any] = {"dataset": dataset, "state": state, "contender": contender, "rounds": len(items)}
+        for time_name in ("returned_s", "on_disk_s"):
+            line[time_name] = asdict(Spread.of([item[time_name] for item in items]))
+            for mark in ("tar", "tar+lz4"):
+                ratios = [
+                    by_key[dataset, state, item["round"], mark][time_name] / item[time_name]
+                    for item in items
+                    if (dataset, state, item["round"], mark) in by_key
+                ]
+                if ratios:
+                    line[f"{time_name} ratio to {mark}"] = asdict(Spread.of(ratios))
+        line["processor_s"] = Spread.of([item["processor_s"] for item in items]).median
+        line["output_bytes"] = items[0]["output_bytes"]
+        summary.append(line)
+    return summary
+
+
+def make_table(result: dict[str, Any]) -> str:
+    """The Markdown page of the record."""
+    lines = [
+        "# fanstore-prep beside tar",
+        "",
+        f"{result['settings']['rounds']} interleaved rounds. {machine.sentence(result['machine'])}.",
+        "Ratio: speed relative to `tar -cf` in the same round, above 1 is faster than tar: median (lowest-highest).",
+        "On disk: with fsync of all output, on both sides. Seconds are medians. tar+lz4: `tar -c | lz4 -1`.",
+        record.load_sentence(result["runs"]),
+        "",
+    ]
+    header = ["", "ratio on disk", "ratio returned", "on disk s", "returned s", "processor s", "ratio to tar+lz4", "MB"]
+    for name, description in result["datasets"].items():
+        for state in STATES:
+            rows = []
+            for item in result["summary"]:
+                if (item["dataset"], item["state"]) != (name, state):
+                    continue
+                mark = item.get("on_disk_s ratio to tar+lz4")
+                packed = "lz4" in item["contender"]
+                rows.append(
+                    [
+                        item["contender"],
+                        Spread(**item["on_disk_s ratio to tar"]).ratio_text(),
+                        Spread(**item["returned_s ratio to tar"]).ratio_text(),
+                        f"{item['on_disk_s']['median']:.2f}",
+                        f"{item['returned_s']['median']:.2f}",
+                        f"{item['processor_s']:.2f}",
+                        Spread(**mark).ratio_text() if packed and mark else "",
+                        f"{item['output_bytes'] / 1e6:,.0f}",
+                    ]
+                )
+            if rows:
+                lines += [f"## {description}, {state}", "", markdown_table(header, rows), ""]
+    lines += [f"Failed: {name} ({reason})." for name, reason in result["failed"].items()]
+    return "\n".join(lines)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", nargs="+", choices=tuple(DATASETS), default=["images", "small"])
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the usual number of files, for a trial")
+    parser.add_argument("--codecs", nargs="+", default=["none", "lz4", "lz4hc"])
+    parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work-dir", type=Path, help="the disk on which trees and output lie")
+    parser.add_argument("--name", default=f"prep-speed-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
+    return parser.parse_args()
+
+
+def benchmark(arguments: argparse.Namespace) -> None:
+    field = contenders(arguments.codecs)
+    failed: dict[str, str] = {}
+    runs: list[dict[str, Any]] = []
+    with workspace(arguments.work_dir) as work:
+        description = machine.describe(work)
+        specs = {name: DATASETS[name] for name in arguments.datasets}
+        specs = {name: replace(spec, files=max(1, round(spec.files * arguments.scale))) for name, spec in specs.items()}
+        for name, spec in specs.items():
+            dataset = make(work / name, spec)
+            print(f"dataset {name}: {dataset.description}, {dataset.total_bytes >> 20} MiB")
+            for round_number in range(1, arguments.rounds + 1):
+                # Every round starts elsewhere, so that nobody is always first.
+                turn = field[round_number % len(field) :] + field[: round_number % len(field)]
+                for state in arguments.states:
+                    for contender in [item for item in turn if item.name not in failed]:
+                        try:
+                            figures = measure(contender, dataset, work / "output", state)
+                        except BenchmarkError as error:
+                            if contender.name == "tar":
+                                raise
+                            failed[contender.name] = str(error)
+                            print(f"failed: {contender.name}: {error}")
+                            continue
+                        print(
+                            f"round {round_number}: {name} {state}: {contender.name:24} returned "
+                            f"{figures['returned_s']:7.2f} s, on disk {figures['on_disk_s']:7.2f} s"
+                        )
+                        place = {"round": round_number, "dataset": name, "state": state, "contender": contender.name}
+                        runs.append(place | figures | {"load_average": os.getloadavg()[0]})
+            shutil.rmtree(dataset.root)
+        result = {
+            "kind": "prep_speed",
+            "machine": description,
+            "versions": {name: machine.program_version(name, "--version") for name in ("tar", "lz4")},
+            "datasets": {name: str(spec) for name, spec in specs.items()},
+            "settings": {"rounds": arguments.rounds, "cold_by": drop_method()},
+            "failed": failed,
+            "summary": summarize(runs, [contender.name for contender in field]),
+            "runs": runs,
+        }
+        record.write(arguments.name, result, make_table(result), arguments.results)
+
+
+def main() -> int:
+    try:
+        benchmark(parse_arguments())
+    except BenchmarkError as error:
+        print(f"prep_speed: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("prep_speed: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
