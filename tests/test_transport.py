@@ -31,7 +31,7 @@ DRIVER = Path(__file__).parent / "mpi_driver.py"
 JOB_LIMIT_S = 100
 MPICH_PYTHON = os.environ.get("FANSTORE_TEST_MPICH", "")
 #: Only with this launcher option do the others go on when a process dies.
-NEED_ULFM = {"killed", "killed_while_gathering", "hard_exit", "close_without_the_stopped"}
+NEED_ULFM = {"killed", "killed_under_load", "killed_while_gathering", "hard_exit", "close_without_the_stopped"}
 
 needs_open_mpi = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no MPI in this environment")
 

@@ -359,6 +359,33 @@ async def killed(node: Node) -> None:
     assert node.host.lost_ranks == [victim]
 
 
+async def killed_under_load(node: Node) -> None:
+    """A peer that dies in the middle of its work: requests posted in that very moment end with the others."""
+    node.peers.serve(node.host)
+    await node.meet()
+    victim, ended = 2, 0
+    if node.rank == victim:
+        await trio.sleep_forever()
+
+    async def reader(offset: int) -> None:
+        nonlocal ended
+        try:
+            while True:
+                await node.check_fetch(victim, node.partition_of(victim), offset, 10 * KIB)
+        except PeerLostError:
+            ended += 1
+
+    async with trio.open_nursery() as nursery:
+        for offset in range(30):
+            nursery.start_soon(reader, offset)
+        await trio.sleep(0.3)
+        if node.rank == 0:
+            node.kill(victim)
+        await node.until(lambda: ended == 30, "every reader knows of the death")
+    assert node.counter("timeouts") == 0, "known to be dead, not silent"
+    await node.meet(0, 1)
+
+
 async def one_leaves(node: Node) -> None:
     """A peer that ends orderly is not asked any more; it is no loss, and nobody waits for it."""
     node.peers.serve(node.host)
@@ -424,6 +451,7 @@ SCENARIOS: dict[str, Scenario] = {
         stopped_and_continued,
         readers_give_up,
         killed,
+        killed_under_load,
         one_leaves,
         many_ask_one,
     )

@@ -416,10 +416,18 @@ class MpiPeers:
         return bool(completed)
 
     def _lose(self, peer: Peer, reason: object) -> None:
-        """A peer has died. Receives from it complete by themselves."""
+        """A peer has died: whoever waits for it learns it now.
+
+        MPI completes receives from a dead process by itself, but not all: one that was posted in the very moment in
+        which the death was noticed may stay for ever. So they are given up here; their memory stays with MPI.
+        """
         if peer.lost or peer.said_bye:
             return
         peer.lost = True
+        for owner in self._pending.owners():
+            if isinstance(owner, Flight) and owner.peer is peer:
+                self._pending.abandon(owner)
+                self._landed.append(owner)
         log.debug("rank %d: %s", peer.rank, reason)
         host = self._host
         if host is not None:

@@ -8,6 +8,7 @@ second with mpi4py's Testsome (0.3 to 0.5 ms from completion until trio ran), 18
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from array import array
 from typing import Any, Generic, TypeVar
@@ -28,7 +29,9 @@ class Pending(Generic[Owner]):
     Attributes:
         _handles, _requests, _owners: parallel, by slot; an empty slot has the null handle, which MPI passes over. The
             requests of mpi4py keep the buffers alive; their own handles are out of date from the moment of completion.
+            An owner of None with a request: abandoned, kept for the memory that MPI may still write to.
         _free: empty slots.
+        _abandoned: number of abandoned requests.
         _indices, _bytes, _statuses: filled by a poll, one for each request that has completed.
         _interrupt: one byte; another thread sets it to 1 to end a wait.
     """
@@ -50,6 +53,7 @@ class Pending(Generic[Owner]):
         self._requests: list[Any] = []
         self._owners: list[Owner | None] = []
         self._free: list[int] = []
+        self._abandoned = 0
         self._grow(64)
 
     def _grow(self, slots: int) -> None:
@@ -63,7 +67,8 @@ class Pending(Generic[Owner]):
         self._statuses = bytearray(self._status_bytes * (begin + slots))
 
     def __len__(self) -> int:
-        return len(self._handles) - len(self._free)
+        """Requests that somebody waits for."""
+        return len(self._handles) - len(self._free) - self._abandoned
 
     def add(self, request: Any, owner: Owner) -> None:
         if not self._free:
@@ -79,6 +84,14 @@ class Pending(Generic[Owner]):
     def cancel(self, owner: Owner) -> None:
         """Cancel the receive of this owner; it completes soon: with FAILED, or as usual if the answer was just here."""
         self._requests[self._owners.index(owner)].Cancel()
+
+    def abandon(self, owner: Owner) -> None:
+        """Wait for this receive no more: its peer is dead. Its memory is kept until MPI lets go of it, if ever."""
+        slot = self._owners.index(owner)
+        self._owners[slot] = None
+        self._abandoned += 1
+        with contextlib.suppress(self._mpi.Exception):  # the library may have found out itself, and says so
+            self._requests[slot].Cancel()
 
     def take_completed(self, spin_ns: int) -> list[tuple[Owner, int]]:
         """Let MPI work, and remove what has completed: owner and bytes received (of a send: of no meaning).
@@ -100,8 +113,10 @@ class Pending(Generic[Owner]):
         completed: list[tuple[Owner, int]] = []
         for slot, received in zip(self._indices[:count], self._bytes, strict=False):
             owner = self._owners[slot]
-            assert owner is not None
-            completed.append((owner, received))
+            if owner is None:
+                self._abandoned -= 1
+            else:
+                completed.append((owner, received))
             self._owners[slot] = self._requests[slot] = None
             self._handles[slot] = self._null
             self._free.append(slot)
