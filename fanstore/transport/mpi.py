@@ -123,19 +123,17 @@ class MpiPeers:
         self._submit(lambda: self._set_host(host))
 
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
-        data = np.empty(length, np.uint8)  # not zeroed: every byte is received
-        got = await self._request(self._peers[peer], _FETCH, partition, offset, length, b"", data, timeout_s)
-        if got != length:
+        data = await self._request(self._peers[peer], _FETCH, partition, offset, length, b"", length, timeout_s)
+        if data.size != length:
             raise PeerRefusedError(f"rank {peer} does not have these bytes of partition {partition}")
         return data.data
 
     async def ask(self, peer: int, question: bytes, timeout_s: float) -> bytes:
         assert len(question) <= MESSAGE_BYTES
-        data = np.empty(MESSAGE_BYTES, np.uint8)
-        got = await self._request(self._peers[peer], _ASK, 0, 0, len(question), question, data, timeout_s)
-        if got == 0:
+        data = await self._request(self._peers[peer], _ASK, 0, 0, len(question), question, MESSAGE_BYTES, timeout_s)
+        if data.size == 0:
             raise PeerRefusedError(f"rank {peer} does not answer that question")
-        return data[:got].tobytes()
+        return data.tobytes()
 
     async def _request(
         self,
@@ -145,16 +143,18 @@ class MpiPeers:
         offset: int,
         length: int,
         text: bytes,
-        data: np.ndarray[Any, Any],
+        answer_bytes: int,
         timeout_s: float,
-    ) -> int:
-        """Send a request and wait for its answer; the number of bytes received."""
+    ) -> np.ndarray[Any, Any]:
+        """Send a request and wait for its answer, of at most ``answer_bytes``; what was received."""
         deadline_s = time.monotonic() + timeout_s
         if not peer.window.enter_nowait():
             await self._wait_for_place(peer, timeout_s)
         if peer.lost or peer.said_bye:
             peer.window.leave()
             raise PeerLostError(f"rank {peer.rank} is gone")
+        # Not before there is a place in the window, which bounds the memory. Not zeroed: every byte is received.
+        data = np.empty(answer_bytes, np.uint8)
         task = trio.lowlevel.current_task()
         flight = Flight(peer, kind, partition, offset, length, text, data, task, deadline_s)
 
@@ -167,7 +167,7 @@ class MpiPeers:
         self._deadlines.add(flight)
         got: int = await trio.lowlevel.wait_task_rescheduled(give_up)
         if got >= 0:
-            return got
+            return data[:got]
         if got == FAILED:
             raise PeerLostError(f"rank {peer.rank} is gone")
         raise self._time_out(peer, timeout_s)
