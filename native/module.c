@@ -11,6 +11,7 @@
 
 #include "index.h"
 #include "listing.h"
+#include "module.h"
 #include "pack.h"
 #include "pages.h"
 #include "polling.h"
@@ -82,6 +83,15 @@ static PyType_Slot index_slots[] = {
     {Py_tp_methods, index_methods},
     {0, NULL},
 };
+
+const struct fsx_index *fsx_index_of(PyObject *object) {
+    /* The type is made once per module and has no subclass: its name is enough to know it by. */
+    if (strcmp(Py_TYPE(object)->tp_name, "fanstore._native.Index") != 0) {
+        PyErr_SetString(PyExc_TypeError, "an Index is needed");
+        return NULL;
+    }
+    return &((IndexObject *)object)->index;
+}
 
 static PyType_Spec index_spec = {"fanstore._native.Index", sizeof(IndexObject), 0, Py_TPFLAGS_DEFAULT, index_slots};
 
@@ -490,6 +500,8 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     Py_DECREF(packer);
+    if (fsx_module_add_engine(module) != 0)
+        return -1;
     if (PyModule_AddIntConstant(module, "PACK_CHANGED", FSX_PACK_CHANGED) != 0 ||
         PyModule_AddIntConstant(module, "PACK_NO_ROOM", FSX_PACK_NO_ROOM) != 0 ||
         PyModule_AddIntConstant(module, "PACK_BAD_TABLE", FSX_PACK_BAD_TABLE) != 0 ||

@@ -24,6 +24,9 @@ GRACE_S = 5.0
 
 MakePrepared = Callable[..., Path]
 
+#: For ``ENGINES`` of a test module.
+BOTH_ENGINES = ("native", "python")
+
 
 class LogGuard(logging.Handler):
     """Collects warnings of one test from setup to teardown, and compares them with what the test announced.
@@ -63,6 +66,18 @@ class LogGuard(logging.Handler):
 
 _GUARD = pytest.StashKey[LogGuard]()
 _START_S = pytest.StashKey[float]()
+
+
+@pytest.fixture(scope="module")
+def engine() -> str:
+    """The engine of all mounts and jobs of a module; one with ``ENGINES = BOTH_ENGINES`` runs with each."""
+    return "native"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    engines = getattr(metafunc.module, "ENGINES", ())
+    if engines and "engine" in metafunc.fixturenames:
+        metafunc.parametrize("engine", engines, scope="module")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -68,6 +68,7 @@ class Job:
         wrapper: Sequence[str | Path] = (),
         command: Sequence[str | Path] = (),
         prefix: Sequence[str | Path] = (),
+        engine: str = "native",
     ) -> None:
         """``prefix``: what runs mpirun; ``launcher``: its options; ``wrapper``: what runs each fanstore-mount;
         ``command``: the COMMAND.
@@ -83,7 +84,8 @@ class Job:
         self.pids: list[int] = []
         self._output = directory / "output"
         line: list[str | Path] = [*prefix, *mpirun(size), *launcher, *wrapper, fanstore_command("mount")]
-        line += [prepared, f"{directory}/m{{rank}}", "--log", f"{directory}/log{{rank}}", *options]
+        line += [prepared, f"{directory}/m{{rank}}", "--log", f"{directory}/log{{rank}}"]
+        line += ["--engine", engine, *options]
         if self.local_pattern:
             line += ["--local", self.local_pattern]
         if command:
@@ -268,7 +270,7 @@ class StartJob(Protocol):
 
 
 @pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[StartJob]:
+def start_job(tmp_path: Path, engine: str) -> Iterator[StartJob]:
     """``start_job(prepared, 4, "--replicas", "2", local=True)``; ended and checked if the test has not done so."""
     started: list[Job] = []
 
@@ -286,7 +288,17 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
     ) -> Job:
         own = directory if directory is not None else tmp_path / f"job-{len(started)}"
         own.mkdir(exist_ok=True)
-        job = Job(prepared, own, size, options, local=local, launcher=launcher, wrapper=wrapper, command=command)
+        job = Job(
+            prepared,
+            own,
+            size,
+            options,
+            local=local,
+            launcher=launcher,
+            wrapper=wrapper,
+            command=command,
+            engine=engine,
+        )
         job.announced.extend(announced)
         started.append(job)
         if wait:

@@ -54,21 +54,24 @@ class Mounted:
 
     Attributes:
         path: the mount point; prepared: what is mounted; local: base directory of staged files, or None.
+        engine: which engine must answer.
         process: the command; log: its log file.
         announced: patterns of warnings that its log may, and must, hold.
     """
 
     def __init__(
-        self, prepared: Path, point: Path, options: Sequence[str], directory: Path, local: Path | None
+        self, prepared: Path, point: Path, options: Sequence[str], directory: Path, local: Path | None, engine: str
     ) -> None:
         self.prepared = prepared
+        self.engine = engine
         self.path = point
         self.local = local
         self.log = directory / "mount.log"
         self.announced: list[str] = []
         self._existed = point.exists() or point.is_symlink()
         self._output = directory / "output"
-        command = [fanstore_command("mount"), str(prepared), str(point), "--log", str(self.log), *options]
+        command = [fanstore_command("mount"), str(prepared), str(point), "--log", str(self.log)]
+        command += ["--engine", engine, *options]
         if local is not None:
             command += ["--local", str(local), "--stage-first"]
         with open(self._output, "wb") as output:
@@ -173,18 +176,18 @@ class Mount(Protocol):
 
 
 @pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
+def mount(tmp_path: Path, engine: str) -> Iterator[Mount]:
     """``mount(prepared, "--verify", "always", local=DIR)``; ended and checked after the test if the test has not."""
-    yield from _mounts(tmp_path)
+    yield from _mounts(tmp_path, engine)
 
 
 @pytest.fixture(scope="module")
-def module_mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+def module_mount(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Mount]:
     """The same, for mounts that all tests of a module only read from."""
-    yield from _mounts(tmp_path_factory.mktemp("module"))
+    yield from _mounts(tmp_path_factory.mktemp("module"), engine)
 
 
-def _mounts(directory: Path) -> Iterator[Mount]:
+def _mounts(directory: Path, engine: str) -> Iterator[Mount]:
     started: list[Mounted] = []
 
     def start(
@@ -197,7 +200,7 @@ def _mounts(directory: Path) -> Iterator[Mount]:
     ) -> Mounted:
         own = directory / f"mount-{len(started)}"
         own.mkdir()
-        mounted = Mounted(prepared, point if point is not None else own / "m", options, own, local)
+        mounted = Mounted(prepared, point if point is not None else own / "m", options, own, local, engine)
         mounted.announced.extend(announced)
         started.append(mounted)
         if wait:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import mounting
 import pytest
+from conftest import BOTH_ENGINES
 from mounting import LIMIT_S, Mount, needs_fuse
 from oddities import compressible, incompressible
 
 pytest_plugins = ["mounting"]
+ENGINES = BOTH_ENGINES
 pytestmark = needs_fuse
 
 READERS = 8

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import MakePrepared
+from conftest import BOTH_ENGINES, MakePrepared
 from mounting import Mount, Mounted, command, needs_fuse
 from oddities import compressible, incompressible
 
 from fanstore.format.prepared import PreparedDataset
 
 pytest_plugins = ["mounting"]
+ENGINES = BOTH_ENGINES
 pytestmark = needs_fuse
 
 

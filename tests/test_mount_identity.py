@@ -5,9 +5,11 @@ from pathlib import Path
 import mounting
 import oddities
 import pytest
+from conftest import BOTH_ENGINES
 from mounting import Mount, needs_fuse
 
 pytest_plugins = ["mounting"]
+ENGINES = BOTH_ENGINES
 pytestmark = needs_fuse
 
 

@@ -6,9 +6,11 @@ import time
 
 import mounting
 import pytest
+from conftest import BOTH_ENGINES
 from mounting import Mount, Mounted, needs_fuse
 
 pytest_plugins = ["mounting"]
+ENGINES = BOTH_ENGINES
 pytestmark = needs_fuse
 
 COUNT = 100_000
@@ -48,7 +50,7 @@ def test_listing_brings_the_attributes(mounted: Mounted) -> None:
     entries = {entry.name: entry.stat() for entry in os.scandir(mounted.path / "all")}
     assert len(entries) == COUNT
     assert len({status.st_ino for status in entries.values()}) == COUNT
-    assert mounted.count("lookup") == before["lookup"]
+    assert mounted.count("lookup") - before["lookup"] < 20, "those of stats.json itself"
     assert mounted.count("getattr") - before["getattr"] < 20
 
 

@@ -270,7 +270,7 @@ def test_odd_paths(mount: Mount, prepared: Path, tmp_path: Path) -> None:
     assert len(os.listdir(mounted.path / "train")) == 20
     listed = find_mount(mounted.path)
     assert listed is not None
-    assert listed.source == str(alias).replace("é", "\\xe9")
+    assert listed.source == str(alias)
     mounted.process.kill()  # the repair must find it, too
     mounted.wait_end()
     again = mount(alias, point=mounted.path)

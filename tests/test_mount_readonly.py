@@ -9,9 +9,11 @@ from pathlib import Path
 
 import mounting
 import pytest
+from conftest import BOTH_ENGINES
 from mounting import Mount, Mounted, needs_fuse, needs_root
 
 pytest_plugins = ["mounting"]
+ENGINES = BOTH_ENGINES
 pytestmark = needs_fuse
 
 
@@ -36,8 +38,9 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 def _open(flags: int) -> Callable[[Path], None]:
     def attempt(root: Path) -> None:
-        with opened(root / "file", flags):
-            pass
+        # If the kernel opens by itself (native engine, made writable by root), the write is refused.
+        with opened(root / "file", flags) as fd:
+            os.write(fd, b"x")
 
     return attempt
 

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import mounting
 import pytest
+from conftest import BOTH_ENGINES
 from mounting import LIMIT_S, Mount, Mounted, command, needs_fuse, needs_root, wait_until
 from oddities import incompressible
 
 from fanstore.fuse.mounttable import find_mount
 
 pytest_plugins = ["mounting"]
+ENGINES = BOTH_ENGINES
 pytestmark = needs_fuse
 
 

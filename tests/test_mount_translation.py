@@ -40,7 +40,7 @@ def test_errors(make_prepared: MakePrepared, tmp_path: Path, expect_warnings: Ca
     (tmp_path / "source").mkdir()
     (tmp_path / "source/file").write_bytes(b"content")
     prepared = make_prepared(tmp_path / "source")
-    expect_warnings("unexpected error in open, answered with EIO", "unexpected error in release")
+    expect_warnings("unexpected error in lookup, answered with EIO", "unexpected error in release")
 
     async def number_of(call: Awaitable[object]) -> int:
         with pytest.raises(pyfuse3.FUSEError) as caught:
@@ -59,8 +59,8 @@ def test_errors(make_prepared: MakePrepared, tmp_path: Path, expect_warnings: Ca
         assert await number_of(operations.flush(1)) == errno.ENOSYS
         assert await number_of(operations.unlink(1, b"file", CTX)) == errno.EROFS
         # What nobody foresaw: an exception in the making of a control file, and a handle that was never given.
-        assert await number_of(operations.open(control + 1, 0, CTX)) == errno.EIO
-        assert await number_of(operations.release(1 << 62)) == errno.EIO
+        assert await number_of(operations.lookup(control, b"broken.json", CTX)) == errno.EIO
+        assert await number_of(operations.release(file)) == errno.EIO
         missing = await operations.lookup(1, b"absent", CTX)
         assert missing.st_ino == 0 and missing.entry_timeout > 3600
 
@@ -69,8 +69,8 @@ def test_errors(make_prepared: MakePrepared, tmp_path: Path, expect_warnings: Ca
         await operations.release(handle)
         counted = {name: (counters.count, counters.errors) for name, counters in statistics.operations.items()}
         assert counted["getxattr"] == (1, 0), "that there is no such thing is an ordinary answer"
-        assert counted["lookup"] == (4, 2)
-        assert counted["open"] == (3, 2)
+        assert counted["lookup"] == (5, 3)
+        assert counted["open"] == (2, 1)
         assert counted["refused"] == (1, 1)
         statistics.validate()
 

@@ -115,7 +115,7 @@ class _Request:
 
     def settings(self) -> "MountSettings":
         from fanstore.core.reader import Verify
-        from fanstore.fuse.session import MountSettings
+        from fanstore.fuse.session import EngineChoice, MountSettings
 
         return MountSettings(
             prepared=Path(self.directory, self.args.prepared),
@@ -128,6 +128,7 @@ class _Request:
             cache_bytes=self.cache_bytes,
             verify=Verify(self.args.verify),
             allow_other=self.args.allow_other,
+            engine=EngineChoice(self.args.engine),
             command=self.command,
             log_file=self.log_file,
         )
@@ -281,8 +282,14 @@ def _parser() -> argparse.ArgumentParser:
         help="start the daemons of all nodes with this, such as 'mpirun -n 4 --map-by ppr:1:node'; with --background "
         "it returns when all of them are up",
     )
-    later = parser.add_argument_group("in a later version (here only the values given)")
-    later.add_argument("--engine", choices=("native", "python"), default="python", help="only python")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "native", "python"),
+        default="auto",
+        help="what answers the kernel: native, C threads with Python behind them; python, Python alone, which is many "
+        "times slower; auto, native unless it cannot run here (default: %(default)s)",
+    )
+    later = parser.add_argument_group("in a later version")
     later.add_argument("--output", metavar="DIR", help="not available")
     return parser
 
@@ -312,8 +319,6 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _refuse_unavailable(args: argparse.Namespace) -> None:
-    if args.engine == "native":
-        raise UsageError("--engine native is not available in this version: leave it out, or say --engine python")
     if args.output is not None:
         raise UsageError("--output is not available in this version: the mount is read-only")
 

@@ -23,8 +23,8 @@ Content = Callable[[], Mapping[str, object]] | Callable[[], Awaitable[Mapping[st
 class ControlDirectory:
     """Names, inode numbers and content of the control files.
 
-    A file's content is made when it is opened and does not change for that handle; its size is not known before, so
-    ``stat`` says 0 and the fuse layer must open it with direct I/O (as the files of /proc are read: to the end).
+    A file's content is made when it is asked for, and its size is not known before; the fuse layer takes a snapshot at
+    each look-up.
 
     Attributes:
         inode: number of the directory; those of the files follow it in the order given. All are above every number
@@ -40,6 +40,11 @@ class ControlDirectory:
     def __contains__(self, inode: int) -> bool:
         """Is this the number of the directory or of one of its files?"""
         return self.inode <= inode <= self.inode + len(self._contents)
+
+    @property
+    def files(self) -> Inode:
+        """The number of the first file; all of them have the same mode and owner."""
+        return Inode(self.inode + 1)
 
     def lookup(self, name: bytes) -> Inode | None:
         """The number of the file with this name."""

@@ -56,7 +56,7 @@ class Node:
     """The parts of the core on one node.
 
     Attributes:
-        namespace, reader, control: what the fuse layer translates to.
+        namespace, reader, control: what the fuse layer translates to; store: the partition files here.
         placement: which node keeps what; directory: where this one keeps it, None without ``--local``.
     """
 
@@ -73,10 +73,11 @@ class Node:
         self.placement = placement
         self.directory = directory
         self._prepared = prepared
+        self.store = PartitionStore(prepared)
         self._job = job
         self._statistics = statistics
         self._start_s = time.monotonic()
-        self._store = PartitionStore(prepared)
+        self._store = self.store
         self._cache = ChunkCache(settings.cache_bytes)
         statistics.add_section("cache", lambda: asdict(self._cache.statistics()))
         remote: Remote | None = None
@@ -108,7 +109,8 @@ class Node:
     def describe(self) -> dict[str, object]:
         """What nodes.json says of this node."""
         sources = [self._store.source(partition) for partition in range(self._store.partition_count)]
-        reads = {str(source): counters.reads for source, counters in self._statistics.sources.items()}
+        totals = self._statistics.totals().sources
+        reads = {str(source): counters.reads for source, counters in totals.items()}
         out = self._job.peers.statistics() if self._job.peers is not None else {}
         return {
             "rank": self._job.rank,
@@ -120,7 +122,7 @@ class Node:
             },
             "local_bytes": self._store.local_bytes(),
             "reads": reads,
-            "read_bytes": sum(counters.bytes for counters in self._statistics.sources.values()),
+            "read_bytes": sum(counters.bytes for counters in totals.values()),
             "fetched_bytes": out.get("fetched_bytes", 0),
             "served_bytes": out.get("served_bytes", 0),
             "errors": asdict(self._statistics.errors),

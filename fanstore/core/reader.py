@@ -69,6 +69,13 @@ class _Loaded(NamedTuple):
     source: Source
 
 
+class WholeChunk(NamedTuple):
+    """All of a chunk, of which only a part was asked for."""
+
+    number: int
+    content: ChunkData
+
+
 #: A way to get a chunk: entry, number of the chunk in the file, where it is. Raises OSError or CorruptDataError, saying
 #: only what is wrong, or PeerError.
 _Way = Callable[[int, int, Chunk], Awaitable[_Loaded]]
@@ -78,10 +85,12 @@ class Reader:
     """Answers reads of regular files.
 
     Attributes:
-        _marks: per chunk, ``PartitionFile.number`` of the file in which it was found intact; 0 for none. The only
+        verify: when bytes are compared with their checksum.
+        marks: per chunk, ``PartitionFile.number`` of the file in which it was found intact; 0 for none. The only
             chunk of a file has the file's entry number, record *r* of the index's section ``chunks`` has
             ``entry_count + r``. One byte rather than one bit: a chunk that was intact in the prepared file must be
-            looked at again in a staged copy that was not verified.
+            looked at again in a staged copy that was not verified. Shared with the native engine, whose threads read
+            and write single bytes of it at any time.
         _scratch: where reads on the trio thread land; page-aligned. Never used across an await.
         _limiter: bounds the worker threads, and with them the memory of loads under way (twice a chunk each).
         _damaged: entries that had a read fail.
@@ -104,11 +113,12 @@ class Reader:
 
         ``remote``: the other nodes; None if this one is alone.
         """
+        self.verify = Verify(verify)
         self._index = index
         self._store = store
         self._cache = cache
         self._statistics = statistics
-        self._verify = Verify(verify)
+        self._verify = self.verify
         self._drop_behind = drop_behind
         self._remote = remote
         self._chunk_bytes = index.chunk_bytes
@@ -121,7 +131,7 @@ class Reader:
         self._offset = index.offset
         self._first = index.first
         self._count = index.count
-        self._marks = bytearray(index.entry_count + len(index.column("chunks")))
+        self._marks = self.marks = bytearray(index.entry_count + len(index.column("chunks")))
         self._scratch = memoryview(mmap.mmap(-1, INLINE_BYTES))
         self._limiter = trio.CapacityLimiter(workers)
         self._loads: SingleFlight[tuple[int, int], _Loaded] = SingleFlight()
@@ -165,6 +175,29 @@ class Reader:
         except CorruptDataError:
             self._statistics.errors.failed_reads += 1
             raise
+
+    async def read_with_chunk(self, entry: int, offset: int, size: int) -> tuple[ChunkData, WholeChunk | None]:
+        """As ``read``; with it all of the chunk, if the rest will be wanted soon and does not come from a file here."""
+        entry = self._primary[entry]
+        number, start = divmod(offset, self._chunk_bytes)
+        end = min(offset + size, self._size[entry])
+        chunk_end = min((number + 1) * self._chunk_bytes, self._size[entry])
+        part_of_it = offset < end <= chunk_end and end - offset < chunk_end - number * self._chunk_bytes
+        if not part_of_it or not self._goes_through_cache(entry, number):
+            return await self.read(entry, offset, size), None
+        try:
+            chunk, source = await self._chunk(entry, number, through_cache=True)
+        except CorruptDataError:
+            self._statistics.errors.failed_reads += 1
+            raise
+        counters = self._statistics.sources[source]
+        counters.reads += 1
+        counters.bytes += end - offset
+        return chunk[start : start + end - offset], WholeChunk(number, chunk)
+
+    def asks_peers(self, partition: int) -> bool:
+        """Are there other nodes that keep this partition, and come before the prepared file? From any thread."""
+        return self._remote is not None and self._remote.has_holders(partition)
 
     def _goes_through_cache(self, entry: int, number: int) -> bool:
         """Does a read that begins in this chunk use the memory cache, or go straight to a partition file?"""

@@ -93,6 +93,10 @@ class Remote:
                 return True
         return False
 
+    def has_holders(self, partition: int) -> bool:
+        """Are there other nodes that should have this partition? Does not change; from any thread."""
+        return bool(self._others[partition])
+
     async def fetch(
         self, chunk: Chunk, accept: Callable[[memoryview], Awaitable[T]], *, last_resort: bool = False
     ) -> T:

@@ -8,8 +8,10 @@ counters are also written by the threads that copy, under ``_staging_lock``. ``s
 import enum
 import threading
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple, Protocol
 
 #: Version of the shape of stats.json; a reader that finds another one must not guess.
 STATISTICS_VERSION = 1
@@ -74,6 +76,14 @@ class OperationStatistics:
             self.errors += 1
         self._buckets[_bucket(elapsed_ns)] += 1
 
+    def add(self, count: int, errors: int, total_ns: int, max_ns: int, buckets: bytes) -> None:
+        """Count what the native engine has counted; ``buckets`` are 64-bit numbers of this machine."""
+        self.count += count
+        self.errors += errors
+        self.total_ns += total_ns
+        self.max_ns = max(self.max_ns, max_ns)
+        self._buckets = [own + more for own, more in zip(self._buckets, array("Q", buckets), strict=True)]
+
     def percentile_ns(self, share: float) -> int:
         """A time that this share (0 … 1) of the operations did not exceed; at most 12.5 % above the true one."""
         wanted = share * self.count
@@ -83,6 +93,13 @@ class OperationStatistics:
             if seen and seen >= wanted:
                 return min(_bucket_end_ns(bucket), self.max_ns)
         return 0
+
+    def copy(self) -> "OperationStatistics":
+        """Another one with the same numbers."""
+        other = OperationStatistics()
+        other.count, other.errors, other.total_ns, other.max_ns = self.count, self.errors, self.total_ns, self.max_ns
+        other._buckets = list(self._buckets)
+        return other
 
     def snapshot(self) -> dict[str, object]:
         """The numbers as they appear in stats.json."""
@@ -150,12 +167,37 @@ class VerificationStatistics:
     bytes: int = 0
 
 
+class EngineCounters(NamedTuple):
+    """What an engine that answers without Python has counted by itself.
+
+    Attributes:
+        operations: by name: count, errors, total_ns, max_ns and the histogram, as OperationStatistics.add takes them.
+        sources: by name of a Source: the four numbers of SourceStatistics.
+        verification: chunks and bytes.
+    """
+
+    operations: Mapping[str, tuple[int, int, int, int, bytes]]
+    sources: Mapping[str, tuple[int, int, int, int]]
+    verification: tuple[int, int]
+
+
+class Engine(Protocol):
+    """Whoever answers requests beside Python."""
+
+    def counters(self) -> EngineCounters:
+        """What it has answered so far."""
+
+    def describe(self) -> Mapping[str, object]:
+        """The section ``engine`` of stats.json."""
+
+
 class Statistics:
     """All counters of one daemon; see the module for threads.
 
     Attributes:
-        operations: per name of an operation (``lookup``, ``read``, …).
-        sources: one per Source, always all of them.
+        operations: per name of an operation (``lookup``, ``read``, …), as far as Python has answered.
+        sources: one per Source, always all of them; likewise.
+        engine: what answers beside Python, and counts by itself; None if nothing does.
         errors, verification: counters of the reader.
         _staging: progress of staging; guarded by ``_staging_lock``, held for a few assignments only.
         _sections: what others add to a snapshot, by name.
@@ -166,6 +208,7 @@ class Statistics:
         self.sources = {source: SourceStatistics() for source in Source}
         self.errors = ErrorStatistics()
         self.verification = VerificationStatistics()
+        self.engine: Engine | None = None
         self._staging = StagingStatistics()
         self._staging_lock = threading.Lock()
         self._sections: dict[str, Callable[[], Mapping[str, object]]] = {}
@@ -193,14 +236,37 @@ class Statistics:
         with self._staging_lock:
             return replace(self._staging)
 
+    def totals(self) -> "Totals":
+        """What Python and the engine have done together."""
+        operations = {name: counters.copy() for name, counters in self.operations.items()}
+        sources = {source: replace(counters) for source, counters in self.sources.items()}
+        verification = replace(self.verification)
+        if self.engine is not None:
+            engine = self.engine.counters()
+            for name, numbers in engine.operations.items():
+                operations.setdefault(name, OperationStatistics()).add(*numbers)
+            for name, (reads, read_bytes, fetches, fetched_bytes) in engine.sources.items():
+                counters = sources[Source(name)]
+                counters.reads += reads
+                counters.bytes += read_bytes
+                counters.fetches += fetches
+                counters.fetched_bytes += fetched_bytes
+            verification.chunks += engine.verification[0]
+            verification.bytes += engine.verification[1]
+        return Totals(operations, sources, verification)
+
     def snapshot(self) -> dict[str, object]:
         """Everything as plain numbers, text and dictionaries: the content of stats.json."""
+        totals = self.totals()
+        answered = sum(counters.count for counters in totals.operations.values())
+        engine = {"name": "python", "answered_native": 0, "answered_python": answered}
         return {
             "version": STATISTICS_VERSION,
             "uptime_s": round(time.monotonic() - self._start_s, 3),
-            "operations": {name: counters.snapshot() for name, counters in sorted(self.operations.items())},
-            "sources": {str(source): asdict(counters) for source, counters in self.sources.items()},
-            "verification": asdict(self.verification),
+            "engine": engine if self.engine is None else dict(self.engine.describe()),
+            "operations": {name: counters.snapshot() for name, counters in sorted(totals.operations.items())},
+            "sources": {str(source): asdict(counters) for source, counters in totals.sources.items()},
+            "verification": asdict(totals.verification),
             "errors": asdict(self.errors),
             "staging": asdict(self.staging()),
             "memory": memory(),
@@ -217,6 +283,14 @@ class Statistics:
         staging = self.staging()
         settled = staging.done_partitions + staging.unverified_partitions + staging.failed_partitions
         assert settled <= staging.partitions
+
+
+class Totals(NamedTuple):
+    """Sums over Python and the engine; see Statistics."""
+
+    operations: dict[str, OperationStatistics]
+    sources: dict[Source, SourceStatistics]
+    verification: VerificationStatistics
 
 
 def memory() -> dict[str, int]:

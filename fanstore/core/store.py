@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from fanstore.core.mapping import map_file
@@ -99,6 +100,19 @@ class PartitionStore:
         self._open = 0
         self._tick = 0
         self._closed = False
+        self._listener: Callable[[PartitionFile], None] | None = None
+
+    def tell_of_files(self, listener: Callable[[PartitionFile], None]) -> None:
+        """Call ``listener`` with each best file of a partition when it is opened, and with those that are open now.
+
+        From any thread; the file stays open during the call.
+        """
+        self._listener = listener
+        for partition in range(self.partition_count):
+            file = self.acquire_nowait(partition)
+            if file is not None:
+                listener(file)
+                self.release(file)
 
     def acquire_nowait(self, partition: int) -> PartitionFile | None:
         """The best file of a partition if it is open already. To be given back with ``release``."""
@@ -119,7 +133,7 @@ class PartitionStore:
         To be given back with ``release``. Raises OSError.
         """
         file = self._shared[partition] if prepared else self._best(partition)
-        fd, flags = -1, CANNOT
+        fd, flags, opened = -1, CANNOT, False
         while True:
             with self._lock:
                 if self._closed:
@@ -131,15 +145,19 @@ class PartitionStore:
                     file.fd, fd = fd, -1
                     file.nowait_flags = flags
                     self._open += 1
+                    opened = not file.superseded
                 if file.fd >= 0:
                     self._tick += 1
                     file.last_use = self._tick
                     file.users += 1
                     if fd >= 0:
                         os.close(fd)  # somebody else opened it meanwhile
-                    return file
+                    break
             fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
             flags = _nowait_flags(fd)
+        if opened and self._listener is not None:
+            self._listener(file)
+        return file
 
     def release(self, file: PartitionFile) -> None:
         """Give back what ``acquire`` gave."""
@@ -162,6 +180,7 @@ class PartitionStore:
             self._open += 1
             self._tick += 1
             file.last_use = self._tick
+            file.users = 1
             self._local[partition] = file
             if view is not None:
                 self._maps[partition] = view
@@ -169,6 +188,9 @@ class PartitionStore:
             original.superseded = True
             if original.users == 0:
                 self._close_file(original)
+        if self._listener is not None:
+            self._listener(file)
+        self.release(file)
 
     def is_local(self, partition: int) -> bool:
         """Does this node have a copy of its own?"""

@@ -73,12 +73,13 @@ class Index:
     Attributes (memoryviews indexed by entry number, docs/format.md has their meaning): parent, mode, mtime_ns, size,
     partition, offset, stored_size, codec, checksum, inode, nlink, first, count; partition_bytes is indexed by
     partition number. Plain memoryviews, because reading one number from them is several times cheaper than from numpy.
+    ``native`` is the same index for C.
     """
 
     def __init__(self, buffer: mmap.mmap | memoryview) -> None:
         """Use the bytes where they are; call load(), adopt() or from_buffer() instead."""
         view = memoryview(buffer).toreadonly()
-        self._native = _native.Index(view)
+        self.native = _native.Index(view)
         self._whole = view
         self.nbytes = len(view)
         (_, _, sections, _, self.entry_count, self.partition_count, self.chunk_bytes, *_rest) = HEADER.unpack_from(view)
@@ -105,7 +106,7 @@ class Index:
         self._names = column["names"]
         self._links = column["links"]
         self._chunks = column["chunks"]  # pairs: start, checksum
-        self.lookup = self._native.lookup
+        self.lookup = self.native.lookup
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Index:

@@ -15,7 +15,10 @@ from types import FrameType
 import pyfuse3
 
 from fanstore.errors import MountError
+from fanstore.fuse.device import mount_device
+from fanstore.fuse.mountpoint import unmount
 from fanstore.fuse.mounttable import SUBTYPE, Mount, find_mount
+from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import FanstoreOperations
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,32 @@ def mount_kernel(operations: FanstoreOperations, point: Path, source: str, allow
     if mount is None:
         pyfuse3.close(unmount=True)
         raise MountError(f"the mount on {point} has disappeared at once")
+    return mount
+
+
+def mount_native(
+    operations: FanstoreOperations, engine: NativeEngine, point: Path, source: str, allow_other: bool
+) -> Mount:
+    """Mount with the engine between the kernel and pyfuse3, and start it. MountError; OSError if it is the engine's."""
+    device = mount_device(point, source, allow_other)
+    try:
+        mount = find_mount(point)
+        if mount is None:
+            raise MountError(f"the mount on {point} has disappeared at once")
+        try:
+            # libfuse takes such a path for a descriptor that is connected to the kernel already.
+            pyfuse3.init(operations, f"/dev/fd/{engine.socket.fileno()}", set())
+            engine.socket.detach()  # libfuse closes it
+            try:
+                engine.start(device)
+            except OSError:
+                pyfuse3.close(unmount=False)
+                raise
+        except BaseException:
+            unmount(point, lazy=True)
+            raise
+    finally:
+        os.close(device)  # the engine has its own
     return mount
 
 

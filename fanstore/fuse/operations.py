@@ -1,11 +1,12 @@
 """FUSE requests, translated to the core, and nothing else: name space, reader and control directory have the meaning.
 
-Owns the open handles of control files, and the one table that maps exceptions of the core to error numbers. pyfuse3
-calls the handlers on the trio thread; none blocks it. A handler raises FUSEError or nothing: an exception that nobody
-foresaw becomes EIO for that one request and a traceback in the log, because pyfuse3 would end the daemon for it.
+Owns the one table that maps exceptions of the core to error numbers. pyfuse3 calls the handlers on the trio thread;
+none blocks it. A handler raises FUSEError or nothing: an exception that nobody foresaw becomes EIO for that one request
+and a traceback in the log, because pyfuse3 would end the daemon for it.
 
-What pyfuse3 does not offer, and how we live with it: OPEN cannot be spared (its read handler gets the handle, not the
-inode); FLUSH is spared by answering the first one with ENOSYS; READDIRPLUS is always used.
+Every handle is the inode number: the native engine passes requests on here for which the kernel has opened by itself,
+without asking. With pyfuse3 alone OPEN cannot be spared (its read handler gets the handle, not the inode); FLUSH is, by
+answering the first one with ENOSYS; READDIRPLUS is always used.
 """
 
 import errno
@@ -31,6 +32,7 @@ from fanstore.core.namespace import (
 from fanstore.core.reader import Reader
 from fanstore.core.statistics import Statistics
 from fanstore.errors import CorruptDataError
+from fanstore.fuse.snapshots import Snapshots
 from fanstore.ids import Inode
 
 log = logging.getLogger(__name__)
@@ -41,9 +43,6 @@ CACHE_S = 86_400.0
 
 #: Longest name, as in every file system that a dataset can come from.
 _NAME_BYTES = 255
-
-#: Handles of control files begin here; a handle below is the inode number of a dataset file.
-_CONTROL_HANDLES = 1 << 62
 
 _ERROR_NUMBERS: dict[type[Exception], int] = {
     NotFoundError: errno.ENOENT,
@@ -92,11 +91,10 @@ def _error_number(operation: str, error: Exception) -> int:
 class FanstoreOperations(pyfuse3.Operations):
     """The request handlers of one mount.
 
-    Look-up counts are not kept: an inode number means the same as long as the mount lives.
+    Look-up counts of the dataset are not kept: an inode number means the same as long as the mount lives.
 
     Attributes:
-        _control_handles: content of the control files that are open, as it was when they were opened.
-        _next_handle: handle of the next one.
+        _snapshots: what the kernel knows of control files.
     """
 
     #: Look-ups of ``.`` and ``..`` would only come from an NFS server that exports the mount.
@@ -107,14 +105,19 @@ class FanstoreOperations(pyfuse3.Operations):
         self._namespace = namespace
         self._reader = reader
         self._control = control
+        self._snapshots = Snapshots(control)
         self._statistics = statistics
-        self._control_handles: dict[int, bytes] = {}
-        self._next_handle = _CONTROL_HANDLES
 
     # --- names and attributes ---
 
     def _entry(self, inode: Inode) -> EntryAttributes:
-        attributes = self._namespace.attributes(inode)
+        snapshot = self._snapshots.get(inode)
+        attributes = self._namespace.attributes(inode if snapshot is None else self._control.files)
+        if snapshot is not None:
+            size = len(snapshot.content)
+            attributes = attributes._replace(
+                inode=inode, size=size, blocks=(size + 511) // 512, mtime_ns=snapshot.time_ns
+            )
         entry = EntryAttributes()
         entry.st_ino = attributes.inode
         entry.st_mode = attributes.mode
@@ -124,14 +127,21 @@ class FanstoreOperations(pyfuse3.Operations):
         entry.st_size = attributes.size
         entry.st_blocks = attributes.blocks
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.mtime_ns
-        entry.entry_timeout = CACHE_S
-        entry.attr_timeout = 0 if self._namespace.is_control(inode) else CACHE_S
+        # The next look-up of a control file is to make it anew; a snapshot itself never changes.
+        entry.entry_timeout = CACHE_S if snapshot is None else 0
+        entry.attr_timeout = CACHE_S
         return entry
+
+    async def _known(self, inode: Inode) -> EntryAttributes:
+        """Attributes of what the kernel is about to know by this name; of a control file, a new snapshot."""
+        if self._namespace.is_control(inode) and inode != self._control.inode:
+            inode = await self._snapshots.take(inode)
+        return self._entry(inode)
 
     @_handler
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         try:
-            return self._entry(self._namespace.lookup(Inode(parent_inode), name))
+            return await self._known(self._namespace.lookup(Inode(parent_inode), name))
         except NotFoundError:
             if len(name) > _NAME_BYTES:
                 raise FUSEError(errno.ENAMETOOLONG) from None
@@ -146,7 +156,8 @@ class FanstoreOperations(pyfuse3.Operations):
         return self._entry(Inode(inode))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Nothing to do; see the class."""
+        for inode, lookups in inode_list:
+            self._snapshots.forget(inode, lookups)
 
     @_handler
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
@@ -180,7 +191,9 @@ class FanstoreOperations(pyfuse3.Operations):
     @_handler
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         for child in self._namespace.children(Inode(fh), start_id):
-            if not pyfuse3.readdir_reply(token, child.name, self._entry(child.inode), child.cookie):
+            entry = await self._known(child.inode)
+            if not pyfuse3.readdir_reply(token, child.name, entry, child.cookie):
+                self._snapshots.forget(entry.st_ino, 1)
                 break
 
     async def releasedir(self, fh: int) -> None:
@@ -192,28 +205,22 @@ class FanstoreOperations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
-        if self._namespace.is_control(Inode(inode)):
-            handle = self._next_handle
-            self._next_handle += 1
-            self._control_handles[handle] = await self._control.open(Inode(inode))
-            # Made anew at each open and of unknown length: the kernel must neither cache it nor trust its size.
-            return FileInfo(fh=handle, direct_io=True)
-        self._reader.open(self._namespace.entry(Inode(inode)))
+        if self._snapshots.get(inode) is None:
+            self._reader.open(self._namespace.entry(Inode(inode)))
         return FileInfo(fh=inode, keep_cache=True)
 
     @_handler
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        if fh >= _CONTROL_HANDLES:
-            return self._control_handles[fh][off : off + size]
+        snapshot = self._snapshots.get(fh)
+        if snapshot is not None:
+            return snapshot.content[off : off + size]
         # pyfuse3 takes any buffer, whatever its annotation says; a copy of what came from a peer would cost as much as
         # its checksum.
         return await self._reader.read(self._namespace.entry(Inode(fh)), off, size)  # type: ignore[return-value]
 
     @_handler
     async def release(self, fh: int) -> None:
-        if fh >= _CONTROL_HANDLES:
-            del self._control_handles[fh]
-        else:
+        if self._snapshots.get(fh) is None:
             self._reader.close(self._namespace.entry(Inode(fh)))
 
     async def flush(self, fh: int) -> None:

@@ -6,6 +6,7 @@ up or after it was taken down runs in worker threads, so that a signal is heard 
 """
 
 import contextlib
+import enum
 import functools
 import logging
 import os
@@ -31,9 +32,10 @@ from fanstore.core.statistics import Statistics
 from fanstore.errors import FanstoreError, MountError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.command import CommandError, check_command, run_command
-from fanstore.fuse.kernel import mount_kernel, raise_kernel_limits, woken_regularly
+from fanstore.fuse.kernel import mount_kernel, mount_native, raise_kernel_limits, woken_regularly
 from fanstore.fuse.mountpoint import MountPoint, check_fuse, unmount_or_detach
 from fanstore.fuse.mounttable import Mount
+from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import FanstoreOperations
 from fanstore.fuse.processes import start_ticks
 from fanstore.fuse.sharedmemory import SharedMemory
@@ -63,6 +65,18 @@ DETACH_LIMIT_S = 1.0
 IDLE_TASKS = 8
 MAX_TASKS = 128
 
+#: With the native engine, which has a cache of its own: what Python keeps of chunks from other nodes, so that reads of
+#: one file that arrive together fetch it once.
+PYTHON_CACHE_BYTES = 64 << 20
+
+
+class EngineChoice(enum.StrEnum):
+    """Which engine is to answer the kernel."""
+
+    AUTO = "auto"  #: native if it can run here, else python
+    NATIVE = "native"  #: C threads in front of pyfuse3; an error if they cannot run
+    PYTHON = "python"  #: pyfuse3 alone
+
 
 @dataclass(frozen=True)
 class MountSettings:
@@ -78,6 +92,7 @@ class MountSettings:
     cache_bytes: int
     verify: Verify
     allow_other: bool
+    engine: EngineChoice
     command: tuple[str, ...]  #: run while mounted; empty waits for a signal or an unmount
     log_file: Path | None  #: for config.json: where the log is
 
@@ -155,6 +170,7 @@ class _Session:
 
     Attributes:
         _cleanup: what is to be undone, in reverse order; runs when nothing is served any more.
+        _engine: the native engine; None if pyfuse3 answers alone.
     """
 
     def __init__(self, settings: MountSettings, watch: StartWatch, on_ready: Callable[[MountInfo], None]) -> None:
@@ -165,6 +181,7 @@ class _Session:
         self._directory: JobDirectory | None = None
         self._statistics = Statistics()
         self._survives = True
+        self._engine: NativeEngine | None = None
 
     async def main(self) -> int:
         with trio.open_signal_receiver(*_ending_signals()) as received, self._cleanup:
@@ -269,30 +286,70 @@ class _Session:
     def _build(self, prepared: PreparedDataset, point: MountPoint, job: Job, placement: Placement) -> Node:
         settings = replace(self._settings, prepared=prepared.path, mountpoint=point.path)
         config = _describe(settings, prepared, job)
+        native = settings.engine is not EngineChoice.PYTHON
+        cache_bytes = min(settings.cache_bytes // 4, PYTHON_CACHE_BYTES) if native else settings.cache_bytes
         node = Node(
             prepared,
             job,
             placement,
             self._directory.path if self._directory is not None else None,
-            NodeSettings(settings.cache_bytes, settings.verify, settings.peer_timeout_s),
+            NodeSettings(cache_bytes, settings.verify, settings.peer_timeout_s),
             self._statistics,
-            lambda: config,
+            lambda: config | {"engine": "python" if self._engine is None else "native"},
         )
         self._cleanup.callback(node.close)
+        if native:
+            self._make_engine(prepared, node, settings.cache_bytes - cache_bytes)
         node.serve()
         log.info("%s", node.summary())
         return node
 
+    def _make_engine(self, prepared: PreparedDataset, node: Node, cache_bytes: int) -> None:
+        """The native engine, before anything is staged, so that it hears of every partition file."""
+        try:
+            self._engine = NativeEngine(
+                prepared.index, node.namespace, node.store, node.reader, self._statistics, cache_bytes
+            )
+        except OSError as error:
+            self._without_engine(error)
+            return
+        self._cleanup.callback(self._stop_engine)
+
+    def _without_engine(self, error: OSError) -> None:
+        """The native engine cannot run: an error if it was asked for, otherwise pyfuse3 answers alone."""
+        if self._settings.engine is EngineChoice.NATIVE:
+            raise MountError(f"the native engine cannot run here: {error.strerror}") from error
+        log.warning(
+            "the native engine cannot run here (%s): the python engine answers, which is slower", error.strerror
+        )
+        self._engine = None
+        self._statistics.engine = None
+
+    def _stop_engine(self) -> None:
+        if self._engine is not None and not self._engine.stop():
+            log.warning("threads that hang in a read of a partition are left behind")
+
     # --- life ---
+
+    def _mount(self, node: Node, point: Path) -> Mount:
+        """Mount with the engine that was asked for, or that can run. Raises MountError."""
+        operations = FanstoreOperations(node.namespace, node.reader, node.control, self._statistics)
+        source, allow_other = str(self._settings.prepared), self._settings.allow_other
+        if self._engine is not None:
+            try:
+                return mount_native(operations, self._engine, point, source, allow_other)
+            except OSError as error:
+                self._stop_engine()
+                self._without_engine(error)
+        return mount_kernel(operations, point, source, allow_other)
 
     async def _serve(
         self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: _Signals
     ) -> int:
         self._watch.begin()
-        operations = FanstoreOperations(node.namespace, node.reader, node.control, self._statistics)
         mount, problem = None, None
         try:
-            mount = mount_kernel(operations, point.path, str(self._settings.prepared), self._settings.allow_other)
+            mount = self._mount(node, point.path)
         except MountError as error:
             if job.size == 1:
                 raise
@@ -320,6 +377,7 @@ class _Session:
                 await self._unmount(mount, ended, functools.partial(self._leave, code))
         finally:
             pyfuse3.close(unmount=False)
+            self._stop_engine()
             self._log_summary()
         return code
 
@@ -336,8 +394,14 @@ class _Session:
 
     async def _loop(self, ended: _Ended) -> None:
         try:
-            with woken_regularly():
-                await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
+            if self._engine is None:
+                with woken_regularly():
+                    await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
+            else:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._engine.run)
+                    await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
+                    nursery.cancel_scope.cancel()
         except* OSError as group:
             # The connection to the kernel broke in a way that libfuse does not know as an unmount.
             log.error("the connection to the kernel failed: %s", group.exceptions[0])
@@ -446,7 +510,7 @@ class _Session:
         os._exit(code)
 
     def _log_summary(self) -> None:
-        sources = self._statistics.sources.items()
+        sources = self._statistics.totals().sources.items()
         served = ", ".join(f"{format_bytes(counters.bytes)} from {source}" for source, counters in sources)
         log.info("unmounted %s; served %s", self._settings.mountpoint, served)
 
@@ -460,7 +524,6 @@ def _describe(settings: MountSettings, prepared: PreparedDataset, job: Job) -> d
         "codec": prepared.manifest.codec,
         "partitions": len(prepared.manifest.partitions),
         "totals": asdict(prepared.manifest.totals),
-        "engine": "python",
         "rank": job.rank,
         "size": job.size,
         "replicas": settings.replicas,

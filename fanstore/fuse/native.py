@@ -1,0 +1,232 @@
+"""The native engine: C threads in front of pyfuse3 (native/engine.h), and what they need from Python.
+
+Owns the C engine, the socket between it and pyfuse3, and the eventfd by which it asks for reads that it cannot do. All
+meaning stays with the core: a read that crosses over here is the reader's. Calls come from the trio thread, but for
+``_publish``, which the store makes on any.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pyfuse3
+import trio
+
+from fanstore import _native
+from fanstore.core.control import CONTROL_NAME
+from fanstore.core.namespace import Namespace
+from fanstore.core.reader import Reader, Verify
+from fanstore.core.statistics import EngineCounters, Source, Statistics
+from fanstore.core.store import PartitionFile, PartitionStore
+from fanstore.errors import CorruptDataError
+from fanstore.format.index import Index
+
+log = logging.getLogger(__name__)
+
+#: Threads: each may wait for a disk, so there are more of them than cores; those that wait for the kernel cost nothing.
+#: Measured on 2 cores, files of 107 KB: see docs/performance.md.
+WORKERS_LEAST, WORKERS_PER_CORE, WORKERS_MOST = 8, 2, 32
+
+#: Threads that stay free for names and local files when a shared file system does not answer.
+RESERVED_WORKERS = 4
+
+#: Read requests that the kernel keeps under way at once; its default of 12 starves a node with many loader processes.
+MAX_BACKGROUND = 128
+
+#: Largest message between the engine and pyfuse3, with some room: REQUEST_BYTES of native/engine.c.
+PACKET_BYTES = 160 << 10
+
+#: Milliseconds for threads to end once they are told to; only one that hangs in a read of a dead disk needs longer.
+STOP_LIMIT_MS = 3000
+
+#: Flags of the kernel's INIT message that are only reported (include/uapi/linux/fuse.h).
+_FUSE_PASSTHROUGH, _FUSE_OVER_IO_URING = 1 << 37, 1 << 41
+
+_VERIFY = {Verify.FIRST: 0, Verify.ALWAYS: 1, Verify.NEVER: 2}
+
+
+class NativeEngine:
+    """One C engine.
+
+    Attributes:
+        socket: pyfuse3's end of the socket pair; belongs to libfuse once it was given to it.
+        _budget: descriptors that may still be published; guarded by ``_lock``.
+        _stopped: the C engine has ended; counters are those of that moment.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        namespace: Namespace,
+        store: PartitionStore,
+        reader: Reader,
+        statistics: Statistics,
+        cache_bytes: int,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._statistics = statistics
+        cores = len(os.sched_getaffinity(0))
+        self.workers = min(max(WORKERS_LEAST, WORKERS_PER_CORE * cores), WORKERS_MOST)
+        totals = namespace.statfs()
+        self._engine = _native.Engine(
+            index.native,
+            reader.marks,
+            uid=namespace.uid,
+            gid=namespace.gid,
+            hidden=index.lookup(0, CONTROL_NAME),
+            blocks=totals.blocks,
+            files=totals.files,
+            verify=_VERIFY[reader.verify],
+            cache_bytes=cache_bytes,
+            workers=self.workers,
+            shared_readers=self.workers - RESERVED_WORKERS,
+            max_background=MAX_BACKGROUND,
+        )
+        self._ours, self.socket = _socket_pair()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        # Two descriptors per file, one of them for direct I/O; the store itself may use half of all.
+        self._budget = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
+        self._stopped = False
+        self._last: dict[str, Any] = {}
+        statistics.engine = self
+        store.tell_of_files(self._publish)
+
+    # --- files ---
+
+    def _publish(self, file: PartitionFile) -> None:
+        """A file that the store has opened: the engine reads from it as well. From any thread."""
+        if file.source is Source.SHARED and self._reader.asks_peers(file.partition):
+            return  # other nodes come first, and only Python can ask them
+        with self._lock:
+            if self._budget == 0 or self._stopped:
+                return
+            self._budget -= 1
+        try:
+            self._engine.use(file.partition, file.fd, file.number, file.verified)
+        except OSError as error:
+            log.warning("%s is read without the native engine: %s", file.path, error.strerror)
+
+    # --- life ---
+
+    def start(self, device: int) -> None:
+        """Begin to answer the kernel. Raises OSError."""
+        self._engine.start(device, self._ours.fileno(), self._wake)
+
+    async def run(self) -> None:
+        """Do the reads that the engine asks for, until the connection to the kernel has ended. Raises OSError."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.lowlevel.wait_readable(self._wake)
+                os.eventfd_read(self._wake)
+                while crossings := self._engine.take():
+                    for crossing in crossings:
+                        nursery.start_soon(self._read, *crossing)
+                ended, code = self._engine.ended()
+                if ended:
+                    break
+            nursery.cancel_scope.cancel()
+        # pyfuse3 would take the end of its socket for an error.
+        pyfuse3.terminate()
+        if code != 0:
+            raise OSError(code, os.strerror(code))
+
+    async def _read(self, token: int, entry: int, offset: int, length: int) -> None:
+        start_ns = time.perf_counter_ns()
+        number = errno.EIO
+        try:
+            data, chunk = await self._reader.read_with_chunk(entry, offset, length)
+            if chunk is not None:
+                self._engine.keep(entry, chunk.number, chunk.content)
+            self._engine.answer(token, data)
+            number = 0
+        except CorruptDataError:
+            pass  # EIO; the reader has logged which file and which partition
+        except Exception as error:
+            log.error("unexpected error in read, answered with EIO; please report it", exc_info=error)
+        finally:
+            if number != 0:
+                self._engine.fail(token, number)
+            self._statistics.record("read", time.perf_counter_ns() - start_ns, number != 0)
+
+    def stop(self) -> bool:
+        """End the threads, and with them the connection to the kernel. False if some hang and were left behind."""
+        if self._stopped:
+            return True
+        try:
+            self._last = self._engine.statistics()
+        except ValueError:
+            self._last = {}  # it was never started
+        with self._lock:
+            self._stopped = True
+        ended = self._engine.stop(STOP_LIMIT_MS)
+        self._ours.close()
+        os.close(self._wake)
+        return ended
+
+    # --- statistics ---
+
+    def _raw(self) -> dict[str, Any]:
+        if not self._stopped:
+            try:
+                return self._engine.statistics()
+            except ValueError:
+                return {}  # not started yet
+        return self._last
+
+    def counters(self) -> EngineCounters:
+        """What the C threads have answered so far."""
+        raw = self._raw()
+        if not raw:
+            return EngineCounters({}, {}, (0, 0))
+        return EngineCounters(raw["operations"], raw["sources"], raw["verification"])
+
+    def describe(self) -> Mapping[str, object]:
+        """The section ``engine`` of stats.json."""
+        raw = self._raw()
+        operations = raw.get("operations", {})
+        major, minor, flags = raw.get("kernel", (0, 0, 0))
+        forwarded, crossings = raw.get("forwarded", 0), raw.get("crossings", 0)
+        return {
+            "name": "native",
+            "threads": self.workers,
+            "answered_native": sum(latency[0] for latency in operations.values()),
+            "answered_python": forwarded + crossings,
+            "forwarded": forwarded,
+            "crossings": crossings,
+            "interrupted": raw.get("interrupted", 0),
+            "malformed": raw.get("malformed", 0),
+            "direct_reads": raw.get("direct_reads", 0),
+            "cache": raw.get("cache", {}),
+            "kernel": {
+                "protocol": f"{major}.{minor}",
+                "passthrough": _offer(flags, _FUSE_PASSTHROUGH),
+                "io_uring": _offer(flags, _FUSE_OVER_IO_URING),
+            },
+        }
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Between the engine and pyfuse3: a packet is a message. Raises OSError if messages would not fit."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        if end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < PACKET_BYTES:
+            for other in pair:
+                other.close()
+            raise OSError(errno.EMSGSIZE, "net.core.wmem_max of this machine is too small for its messages")
+    return pair
+
+
+def _offer(flags: int, flag: int) -> str:
+    """Whether the kernel offers something that is not used; see docs/performance.md for why not."""
+    return "offered, not used" if flags & flag else "not offered"

@@ -1,0 +1,310 @@
+/* answers.c: see answers.h. */
+#include "answers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define CONTROL_NAME ".fanstore"
+#define XATTR_PREFIX "user.fanstore."
+#define BLOCK_BYTES 4096u
+#define NANOSECONDS 1000000000
+
+_Static_assert(sizeof(struct fuse_entry_out) == 128 && sizeof(struct fuse_attr_out) == 104 &&
+                   sizeof(struct fuse_attr) == 88 && sizeof(struct fuse_dirent) == 24 &&
+                   sizeof(struct fuse_direntplus) == 152 && sizeof(struct fuse_read_in) == 40,
+               "layouts of the kernel's protocol, 7.23 and later");
+
+/* An inode number of the dataset is the entry of its first name plus one. */
+static bool is_dataset(const struct fsx_tree *tree, uint64_t nodeid) {
+    return nodeid >= 1 && nodeid <= tree->index->entries;
+}
+
+static uint64_t inode_of(const struct fsx_index *x, uint32_t entry) { return (uint64_t)x->inode[entry] + 1; }
+
+static void fill_attributes(const struct fsx_tree *tree, uint32_t entry, struct fuse_attr *attr) {
+    const struct fsx_index *x = tree->index;
+    int64_t seconds = x->mtime[entry] / NANOSECONDS;
+    int64_t rest = x->mtime[entry] % NANOSECONDS;
+    if (rest < 0) {
+        rest += NANOSECONDS;
+        seconds--;
+    }
+    memset(attr, 0, sizeof *attr);
+    attr->ino = inode_of(x, entry);
+    attr->size = x->size[entry];
+    attr->blocks = (x->size[entry] + 511) / 512;
+    attr->atime = attr->mtime = attr->ctime = (uint64_t)seconds;
+    attr->atimensec = attr->mtimensec = attr->ctimensec = (uint32_t)rest;
+    attr->mode = x->mode[entry];
+    attr->nlink = x->nlink[entry];
+    attr->uid = tree->uid;
+    attr->gid = tree->gid;
+    attr->blksize = BLOCK_BYTES;
+}
+
+static void fill_entry(const struct fsx_tree *tree, uint32_t entry, struct fuse_entry_out *out) {
+    memset(out, 0, sizeof *out);
+    out->nodeid = inode_of(tree->index, entry);
+    out->entry_valid = out->attr_valid = FSX_CACHE_S;
+    fill_attributes(tree, entry, &out->attr);
+}
+
+static enum fsx_verdict fail(struct fsx_reply *reply, int error) {
+    reply->error = error;
+    reply->bytes = 0;
+    return FSX_REPLY;
+}
+
+static enum fsx_verdict succeed(struct fsx_reply *reply, const void *data, size_t bytes) {
+    if (bytes > reply->room)
+        return fail(reply, EIO); /* cannot happen: every caller's room is larger */
+    memcpy(reply->data, data, bytes);
+    reply->error = 0;
+    reply->bytes = bytes;
+    return FSX_REPLY;
+}
+
+static enum fsx_verdict lookup(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply) {
+    size_t name_bytes;
+    const uint8_t *name = fsx_request_name(request, 0, &name_bytes);
+    if (name == NULL || name_bytes == 0)
+        return FSX_FORWARD;
+    if (name[0] == '.') {
+        const bool dots = name_bytes == 1 || (name_bytes == 2 && name[1] == '.');
+        const bool control = request->nodeid == FUSE_ROOT_ID && name_bytes == sizeof CONTROL_NAME - 1 &&
+                             memcmp(name, CONTROL_NAME, name_bytes) == 0;
+        if (dots || control)
+            return FSX_FORWARD;
+    }
+    const uint32_t parent = (uint32_t)(request->nodeid - 1);
+    struct fuse_entry_out out;
+    const int64_t child = fsx_index_lookup(tree->index, parent, name, name_bytes);
+    if (child >= 0) {
+        fill_entry(tree, tree->index->inode[child], &out);
+        return succeed(reply, &out, sizeof out);
+    }
+    if (!S_ISDIR(tree->index->mode[parent]))
+        return fail(reply, ENOTDIR);
+    if (name_bytes > FSX_NAME_MAX)
+        return fail(reply, ENAMETOOLONG);
+    /* Node 0: there is no such name, and the kernel may remember it. */
+    memset(&out, 0, sizeof out);
+    out.entry_valid = FSX_CACHE_S;
+    return succeed(reply, &out, sizeof out);
+}
+
+static enum fsx_verdict getattr(const struct fsx_tree *tree, uint32_t entry, struct fsx_reply *reply) {
+    struct fuse_attr_out out = {.attr_valid = FSX_CACHE_S};
+    fill_attributes(tree, entry, &out.attr);
+    return succeed(reply, &out, sizeof out);
+}
+
+static enum fsx_verdict readlink_(const struct fsx_tree *tree, uint32_t entry, struct fsx_reply *reply) {
+    const struct fsx_index *x = tree->index;
+    if (!S_ISLNK(x->mode[entry]))
+        return fail(reply, EINVAL);
+    return succeed(reply, x->links + x->offset[entry], (size_t)x->size[entry]);
+}
+
+static enum fsx_verdict statfs_(const struct fsx_tree *tree, struct fsx_reply *reply) {
+    const struct fuse_statfs_out out = {
+        .st = {.blocks = tree->blocks, .files = tree->files, .bsize = BLOCK_BYTES, .frsize = BLOCK_BYTES,
+               .namelen = FSX_NAME_MAX}};
+    return succeed(reply, &out, sizeof out);
+}
+
+/* ---- listings ------------------------------------------------------------------------------------------------- */
+
+/* Where a listing stands: `used` bytes of at most `room`. */
+struct listing {
+    const struct fsx_tree *tree;
+    uint8_t *data;
+    size_t used;
+    size_t room;
+    bool plus;
+};
+
+/* One name; false if there is no room for it. `entry` gives the attributes, `cookie` is where the listing goes on. */
+static bool list_one(struct listing *list, const void *name, size_t name_bytes, uint32_t entry, uint64_t cookie,
+                     bool link) {
+    const size_t head = list->plus ? FUSE_NAME_OFFSET_DIRENTPLUS : FUSE_NAME_OFFSET;
+    const size_t bytes = FUSE_DIRENT_ALIGN(head + name_bytes);
+    if (bytes > list->room - list->used)
+        return false;
+    uint8_t *out = list->data + list->used;
+    const uint32_t mode = list->tree->index->mode[entry];
+    const struct fuse_dirent dirent = {.ino = inode_of(list->tree->index, entry),
+                                       .off = cookie,
+                                       .namelen = (uint32_t)name_bytes,
+                                       .type = (mode & S_IFMT) >> 12};
+    if (list->plus) {
+        struct fuse_entry_out attributes;
+        fill_entry(list->tree, entry, &attributes);
+        if (!link)
+            attributes.nodeid = 0; /* "." and "..": the kernel knows them */
+        memcpy(out, &attributes, sizeof attributes);
+        memcpy(out + sizeof attributes, &dirent, sizeof dirent);
+    } else {
+        memcpy(out, &dirent, sizeof dirent);
+    }
+    memcpy(out + head, name, name_bytes);
+    memset(out + head + name_bytes, 0, bytes - head - name_bytes);
+    list->used += bytes;
+    return true;
+}
+
+static enum fsx_verdict readdir_(const struct fsx_tree *tree, const struct fsx_request *request, uint32_t entry,
+                                 struct fsx_reply *reply, bool plus) {
+    const struct fsx_index *x = tree->index;
+    const struct fuse_read_in *in = fsx_request_fixed(request, sizeof *in);
+    if (in == NULL)
+        return FSX_FORWARD;
+    if (!S_ISDIR(x->mode[entry]))
+        return fail(reply, ENOTDIR);
+    const uint64_t cookie = in->offset > INT64_MAX ? 0 : in->offset;
+    struct listing list = {.tree = tree, .data = reply->data, .plus = plus,
+                           .room = in->size < reply->room ? in->size : reply->room};
+    bool room = true;
+    if (cookie == 0)
+        room = list_one(&list, ".", 1, entry, 1, false);
+    if (cookie <= 1 && room)
+        room = list_one(&list, "..", 2, x->parent[entry], 2, false);
+    const uint64_t skip = cookie > 2 ? cookie - 2 : 0;
+    for (uint64_t k = skip; room && k < x->count[entry]; k++) {
+        const uint32_t child = x->first[entry] + (uint32_t)k;
+        if ((int64_t)child != tree->hidden)
+            room = list_one(&list, x->names + x->nameoff[child], (size_t)(x->nameoff[child + 1] - x->nameoff[child]),
+                            child, k + 3, true);
+    }
+    reply->error = 0;
+    reply->bytes = list.used;
+    return FSX_REPLY;
+}
+
+/* ---- extended attributes ---------------------------------------------------------------------------------------- */
+
+static enum fsx_verdict getxattr_(const struct fsx_tree *tree, const struct fsx_request *request, uint32_t entry,
+                                  struct fsx_reply *reply) {
+    const struct fsx_index *x = tree->index;
+    const struct fuse_getxattr_in *in = fsx_request_fixed(request, sizeof *in);
+    size_t name_bytes;
+    const uint8_t *name = in == NULL ? NULL : fsx_request_name(request, sizeof *in, &name_bytes);
+    if (name == NULL)
+        return FSX_FORWARD;
+    const size_t prefix = sizeof XATTR_PREFIX - 1;
+    if (!S_ISREG(x->mode[entry]) || name_bytes <= prefix || memcmp(name, XATTR_PREFIX, prefix) != 0)
+        return fail(reply, ENODATA);
+    const char *which = (const char *)name + prefix;
+    char value[24];
+    int bytes;
+    if (strcmp(which, "codec") == 0)
+        bytes = snprintf(value, sizeof value, "%s", x->codec[entry] == FSX_CODEC_LZ4 ? "lz4" : "none");
+    else if (strcmp(which, "stored_size") == 0)
+        bytes = snprintf(value, sizeof value, "%" PRIu64, x->stored[entry]);
+    else if (strcmp(which, "checksum") == 0)
+        bytes = snprintf(value, sizeof value, "%016" PRIx64, x->checksum[entry]);
+    else
+        return FSX_FORWARD; /* the partition's name is in the manifest */
+    if (in->size == 0) {
+        const struct fuse_getxattr_out out = {.size = (uint32_t)bytes};
+        return succeed(reply, &out, sizeof out);
+    }
+    return (uint32_t)bytes > in->size ? fail(reply, ERANGE) : succeed(reply, value, (size_t)bytes);
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------ */
+
+static enum fsx_verdict open_(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply) {
+    const struct fuse_open_in *in = fsx_request_fixed(request, sizeof *in);
+    if (in == NULL)
+        return FSX_FORWARD;
+    if ((in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC) != 0)
+        return fail(reply, EROFS);
+    if (atomic_load_explicit(&tree->no_open, memory_order_relaxed))
+        return fail(reply, ENOSYS); /* from now on the kernel opens by itself, and keeps what it has read */
+    const struct fuse_open_out out = {.fh = request->nodeid, .open_flags = FOPEN_KEEP_CACHE};
+    return succeed(reply, &out, sizeof out);
+}
+
+static enum fsx_verdict opendir_(const struct fsx_tree *tree, const struct fsx_request *request,
+                                 struct fsx_reply *reply) {
+    if (atomic_load_explicit(&tree->no_opendir, memory_order_relaxed))
+        return fail(reply, ENOSYS);
+    const struct fuse_open_out out = {.fh = request->nodeid, .open_flags = FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR};
+    return succeed(reply, &out, sizeof out);
+}
+
+static enum fsx_verdict read_(const struct fsx_tree *tree, const struct fsx_request *request, uint32_t entry,
+                              struct fsx_reply *reply) {
+    const struct fsx_index *x = tree->index;
+    const struct fuse_read_in *in = fsx_request_fixed(request, sizeof *in);
+    if (in == NULL || !S_ISREG(x->mode[entry]))
+        return FSX_FORWARD;
+    const uint64_t left = in->offset < x->size[entry] ? x->size[entry] - in->offset : 0;
+    reply->entry = x->inode[entry];
+    reply->offset = in->offset;
+    reply->length = in->size < left ? in->size : (uint32_t)left;
+    return FSX_READ;
+}
+
+static enum fsx_verdict forget(const struct fsx_tree *tree, const struct fsx_request *request) {
+    /* Look-up counts of the dataset are not kept: an inode number means the same as long as the mount lives. */
+    if (request->opcode == FUSE_FORGET)
+        return is_dataset(tree, request->nodeid) ? FSX_SILENCE : FSX_FORWARD;
+    const struct fuse_batch_forget_in *in = fsx_request_fixed(request, sizeof *in);
+    if (in == NULL || in->count > (request->arg_bytes - sizeof *in) / sizeof(struct fuse_forget_one))
+        return FSX_FORWARD;
+    for (uint32_t i = 0; i < in->count; i++) {
+        struct fuse_forget_one one;
+        memcpy(&one, request->arg + sizeof *in + i * sizeof one, sizeof one);
+        if (!is_dataset(tree, one.nodeid))
+            return FSX_FORWARD; /* Python passes over those of the dataset */
+    }
+    return FSX_SILENCE;
+}
+
+enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply) {
+    switch (request->opcode) {
+    case FUSE_FORGET:
+    case FUSE_BATCH_FORGET:
+        return forget(tree, request);
+    case FUSE_OPEN:
+        return open_(tree, request, reply);
+    case FUSE_OPENDIR:
+        return opendir_(tree, request, reply);
+    case FUSE_FLUSH:  /* nothing is ever written: told once, the kernel does not ask again */
+    case FUSE_ACCESS: /* likewise: it checks modes itself (default_permissions) */
+        return fail(reply, ENOSYS);
+    case FUSE_RELEASE:
+    case FUSE_RELEASEDIR:
+        return succeed(reply, "", 0);
+    default:
+        break;
+    }
+    if (!is_dataset(tree, request->nodeid))
+        return FSX_FORWARD;
+    const uint32_t entry = (uint32_t)(request->nodeid - 1);
+    switch (request->opcode) {
+    case FUSE_LOOKUP:
+        return lookup(tree, request, reply);
+    case FUSE_GETATTR:
+        return getattr(tree, entry, reply);
+    case FUSE_READLINK:
+        return readlink_(tree, entry, reply);
+    case FUSE_STATFS:
+        return statfs_(tree, reply);
+    case FUSE_READDIR:
+    case FUSE_READDIRPLUS:
+        return readdir_(tree, request, entry, reply, request->opcode == FUSE_READDIRPLUS);
+    case FUSE_GETXATTR:
+        return getxattr_(tree, request, entry, reply);
+    case FUSE_READ:
+        return read_(tree, request, entry, reply);
+    default:
+        return FSX_FORWARD;
+    }
+}

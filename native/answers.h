@@ -1,0 +1,51 @@
+/* answers.h: what follows from the index alone: names, attributes, listings, links, extended attributes.
+ *
+ * The same meaning as fanstore/core/namespace.py, which is the reference that tests compare with, in the bytes of
+ * <linux/fuse.h>. No I/O, no locks, no allocation. A struct fsx_tree never changes once it is in use, but for the two
+ * flags that are set before the kernel sends its second request; any number of threads may use it.
+ */
+#ifndef FANSTORE_ANSWERS_H
+#define FANSTORE_ANSWERS_H
+
+#include <stdatomic.h>
+
+#include "index.h"
+#include "request.h"
+
+/* How long the kernel may believe what it was told, in seconds: CACHE_S of fanstore/fuse/operations.py. */
+#define FSX_CACHE_S 86400u
+
+struct fsx_tree {
+    const struct fsx_index *index;
+    uint32_t uid; /* to whom everything belongs */
+    uint32_t gid;
+    int64_t hidden;  /* entry of the root that the control directory hides; -1 for none */
+    uint64_t blocks; /* for STATFS, in units of 4096 bytes */
+    uint64_t files;
+    atomic_bool no_open;    /* the kernel can be told that OPEN is not needed */
+    atomic_bool no_opendir; /* likewise for OPENDIR; it may then keep listings */
+};
+
+/* What is to be done with a request. */
+enum fsx_verdict {
+    FSX_REPLY,    /* send the reply */
+    FSX_SILENCE,  /* done, the kernel expects no reply */
+    FSX_READ,     /* read content: entry, offset and length are in the reply */
+    FSX_FORWARD,  /* it is not for us: Python has the meaning */
+};
+
+struct fsx_reply {
+    uint8_t *data; /* where the answer goes, aligned to 8; not touched beyond `room` */
+    size_t room;
+    size_t bytes; /* length of the answer */
+    int error;    /* errno, or 0 */
+    uint32_t entry; /* FSX_READ: which file, its first name */
+    uint64_t offset;
+    uint32_t length; /* FSX_READ: bytes up to the end of the file at most; may be 0 */
+};
+
+/* Answer a request. `reply` has `data` and `room` set. The message is not trusted: what is cut short or makes no sense is
+ * forwarded, and Python refuses it. */
+enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply);
+
+#endif

@@ -1,0 +1,394 @@
+/* content.c: see content.h. */
+#include "content.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <lz4.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <linux/magic.h>
+#ifndef STATX_DIOALIGN
+#define STATX_DIOALIGN 0x2000u
+#endif
+
+#define PAGE_BYTES 4096u
+/* The longest stored chunk (docs/format.md), with room for the rounding of direct I/O. */
+#define STORED_BYTES (FSX_CHUNK_BYTES + PAGE_BYTES + PAGE_BYTES)
+#define ANSWER_ROOM (FSX_ANSWER_BYTES + PAGE_BYTES)
+
+#define FRAME_HEADER_BYTES 15u
+#define BLOCK_IS_PLAIN 0x80000000u
+
+/* One file that holds a partition. Never changes once it is published, but for `direct_fd`, which may become -1. */
+struct file {
+    int fd;
+    atomic_int direct_fd; /* the same file for I/O round the page cache; -1 if that is not possible */
+    uint32_t direct_align;
+    int nowait_flags; /* for a preadv that does not wait for a disk */
+    uint8_t number;
+    bool verified;
+    bool drops; /* bytes that went up are forgotten below */
+    enum fsx_origin origin;
+    struct file *replaced; /* what served the partition before */
+};
+
+struct fsx_content {
+    const struct fsx_index *index;
+    _Atomic(uint8_t) *marks;
+    enum fsx_verify verify;
+    struct fsx_cache *cache;
+    _Atomic(struct file *) *files; /* by partition; NULL: Python's */
+    uint32_t shared_readers;
+    _Atomic(uint32_t) reading_shared;
+};
+
+_Static_assert(sizeof(_Atomic(uint8_t)) == 1, "marks are shared with Python");
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+static uint8_t *map_memory(size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+bool fsx_hands_make(struct fsx_hands *hands) {
+    memset(hands, 0, sizeof *hands);
+    hands->answer = map_memory(ANSWER_ROOM);
+    hands->stored = map_memory(STORED_BYTES);
+    return hands->answer != NULL && hands->stored != NULL;
+}
+
+void fsx_hands_free(struct fsx_hands *hands) {
+    if (hands->answer != NULL)
+        munmap(hands->answer, ANSWER_ROOM);
+    if (hands->stored != NULL)
+        munmap(hands->stored, STORED_BYTES);
+    hands->answer = hands->stored = NULL;
+}
+
+struct fsx_content *fsx_content_new(const struct fsx_index *index, uint8_t *marks, enum fsx_verify verify,
+                                    uint64_t cache_bytes, uint32_t shared_readers) {
+    struct fsx_content *content = calloc(1, sizeof *content);
+    if (content == NULL)
+        return NULL;
+    content->index = index;
+    content->marks = (_Atomic(uint8_t) *)marks;
+    content->verify = verify;
+    content->shared_readers = shared_readers;
+    content->files = calloc((size_t)index->partitions + 1, sizeof *content->files);
+    content->cache = fsx_cache_new(cache_bytes);
+    if (content->files == NULL || content->cache == NULL) {
+        fsx_content_free(content);
+        return NULL;
+    }
+    return content;
+}
+
+void fsx_content_free(struct fsx_content *content) {
+    if (content == NULL)
+        return;
+    for (uint32_t p = 0; content->files != NULL && p < content->index->partitions; p++)
+        for (struct file *file = atomic_load(&content->files[p]), *next; file != NULL; file = next) {
+            next = file->replaced;
+            close(file->fd);
+            const int direct = atomic_load(&file->direct_fd);
+            if (direct >= 0)
+                close(direct);
+            free(file);
+        }
+    free(content->files);
+    fsx_cache_free(content->cache);
+    free(content);
+}
+
+/* A second descriptor for direct I/O of a local copy, and its alignment; -1 if its file system cannot. */
+static int open_direct(int fd, uint32_t *align) {
+    struct statx facts = {0};
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &facts) != 0 || (facts.stx_mask & STATX_DIOALIGN) == 0)
+        return -1; /* an old kernel, or no direct I/O: the page cache serves as well */
+    /* stx_dio_mem_align and stx_dio_offset_align, which older headers call spare. */
+    uint32_t alignment[2];
+    memcpy(alignment, (const char *)&facts + 0x98, sizeof alignment);
+    if (alignment[1] == 0 || alignment[1] > PAGE_BYTES || alignment[0] > PAGE_BYTES)
+        return -1;
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    *align = alignment[1] > alignment[0] ? alignment[1] : alignment[0];
+    return open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+}
+
+int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uint8_t number, bool verified) {
+    if (partition >= content->index->partitions)
+        return EINVAL;
+    struct file *file = calloc(1, sizeof *file);
+    if (file == NULL)
+        return ENOMEM;
+    file->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (file->fd < 0) {
+        const int error = errno;
+        free(file);
+        return error;
+    }
+    file->number = number;
+    file->verified = verified;
+    file->origin = number == 2 ? FSX_LOCAL : FSX_SHARED;
+    struct statfs system;
+    const bool memory = fstatfs(file->fd, &system) == 0 &&
+                        (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+    file->nowait_flags = memory ? 0 : RWF_NOWAIT;
+    /* Not for a shared file system: its own caches and read-ahead are what makes it bearable. */
+    atomic_init(&file->direct_fd, file->origin == FSX_LOCAL && !memory ? open_direct(file->fd, &file->direct_align) : -1);
+    file->drops = !memory;
+    file->replaced = atomic_load(&content->files[partition]);
+    atomic_store(&content->files[partition], file);
+    return 0;
+}
+
+struct fsx_cache *fsx_content_cache(struct fsx_content *content) { return content->cache; }
+
+/* ---- bytes of a file -------------------------------------------------------------------------------------------- */
+
+static bool pread_exactly(int fd, uint8_t *target, size_t length, uint64_t position) {
+    while (length > 0) {
+        const ssize_t got = pread(fd, target, length, (off_t)position);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return false;
+        target += got;
+        position += (uint64_t)got;
+        length -= (size_t)got;
+    }
+    return true;
+}
+
+/* Round the page cache: the bytes go up to the kernel's cache of the mount and are not wanted twice in memory. True if
+ * it was done; `target` has room for the rounding. */
+static bool pread_direct(struct file *file, uint8_t *target, size_t length, uint64_t position) {
+    const int fd = atomic_load_explicit(&file->direct_fd, memory_order_relaxed);
+    const size_t mask = file->direct_align - 1;
+    if (fd < 0 || (position & mask) != 0 || ((uintptr_t)target & mask) != 0)
+        return false;
+    const size_t rounded = (length + mask) & ~mask;
+    size_t done = 0;
+    while (done < length) {
+        const ssize_t got = pread(fd, target + done, rounded - done, (off_t)(position + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0 || ((size_t)got & mask) != 0)
+            return got > 0 && done + (size_t)got >= length; /* the end of the file, or an error: pread tells */
+        done += (size_t)got;
+    }
+    return true;
+}
+
+/* Let the page cache forget what was read through it; it is in the cache of the mount now. Always true. */
+static bool drop_behind(const struct file *file, size_t length, uint64_t position) {
+    if (file->drops)
+        posix_fadvise(file->fd, (off_t)position, (off_t)length, POSIX_FADV_DONTNEED);
+    return true;
+}
+
+/* `length` bytes at `position` into `target`, which has room for a page more. */
+static bool read_stored(struct fsx_hands *hands, struct file *file, uint8_t *target, size_t length, uint64_t position) {
+    struct fsx_read_counts *counts = &hands->counts;
+    FSX_COUNT(counts->origin[file->origin].fetches, 1);
+    FSX_COUNT(counts->origin[file->origin].fetched_bytes, length);
+    if (file->origin == FSX_LOCAL) {
+        const struct iovec part = {.iov_base = target, .iov_len = length};
+        const ssize_t got = preadv2(file->fd, &part, 1, (off_t)position, file->nowait_flags);
+        if (got == (ssize_t)length)
+            return drop_behind(file, length, position);
+        if (pread_direct(file, target, length, position)) {
+            FSX_COUNT(counts->direct, 1);
+            return true;
+        }
+    }
+    return pread_exactly(file->fd, target, length, position) && drop_behind(file, length, position);
+}
+
+/* ---- chunks ----------------------------------------------------------------------------------------------------- */
+
+/* Where one chunk of a file is stored and what it must be; Chunk of fanstore/format/index.py. */
+struct chunk {
+    uint64_t position;
+    size_t stored_bytes;
+    size_t content_bytes;
+    uint64_t checksum;
+    size_t mark;
+    bool first;
+    bool lz4;
+};
+
+static struct chunk chunk_of(const struct fsx_index *x, uint32_t entry, uint32_t number) {
+    const bool lz4 = x->codec[entry] == FSX_CODEC_LZ4;
+    if (x->count[entry] == 0)
+        return (struct chunk){.position = x->offset[entry], .stored_bytes = (size_t)x->stored[entry],
+                              .content_bytes = (size_t)x->size[entry], .checksum = x->checksum[entry], .mark = entry,
+                              .first = true, .lz4 = lz4};
+    const struct fsx_chunk *record = x->chunks + x->first[entry] + number;
+    const uint64_t end = number + 1 < x->count[entry] ? record[1].start : x->stored[entry];
+    const uint64_t left = x->size[entry] - (uint64_t)number * FSX_CHUNK_BYTES;
+    return (struct chunk){.position = x->offset[entry] + record->start, .stored_bytes = (size_t)(end - record->start),
+                          .content_bytes = left < FSX_CHUNK_BYTES ? (size_t)left : FSX_CHUNK_BYTES,
+                          .checksum = record->checksum,
+                          .mark = (size_t)x->entries + x->first[entry] + number, .first = number == 0, .lz4 = lz4};
+}
+
+static bool must_check(const struct fsx_content *content, const struct file *file, const struct chunk *chunk) {
+    if (content->verify == FSX_VERIFY_NEVER)
+        return false;
+    if (content->verify == FSX_VERIFY_ALWAYS)
+        return true;
+    return !file->verified && atomic_load_explicit(&content->marks[chunk->mark], memory_order_relaxed) != file->number;
+}
+
+/* The LZ4 block of a stored chunk (decode_chunk of fanstore/format/codec.py). */
+static bool decode(const struct chunk *chunk, const uint8_t *stored, uint8_t *target) {
+    static const uint8_t FRAME_START[6] = {0x04, 0x22, 0x4D, 0x18, 0x68, 0x70};
+    size_t left = chunk->stored_bytes;
+    if (chunk->first) {
+        if (left < FRAME_HEADER_BYTES || memcmp(stored, FRAME_START, sizeof FRAME_START) != 0)
+            return false;
+        stored += FRAME_HEADER_BYTES;
+        left -= FRAME_HEADER_BYTES;
+    }
+    if (left < 4)
+        return false;
+    const uint32_t field = (uint32_t)stored[0] | (uint32_t)stored[1] << 8 | (uint32_t)stored[2] << 16 |
+                           (uint32_t)stored[3] << 24;
+    const size_t length = field & ~BLOCK_IS_PLAIN;
+    stored += 4;
+    left -= 4;
+    if (length > left)
+        return false;
+    if ((field & BLOCK_IS_PLAIN) != 0) {
+        if (length != chunk->content_bytes)
+            return false;
+        memcpy(target, stored, length);
+        return true;
+    }
+    return LZ4_decompress_safe((const char *)stored, (char *)target, (int)length, (int)chunk->content_bytes) ==
+           (int)chunk->content_bytes;
+}
+
+/* The whole content of a chunk into `target`, which has room for it and a page more. */
+static bool load(struct fsx_content *content, struct fsx_hands *hands, struct file *file, const struct chunk *chunk,
+                 uint8_t *target) {
+    uint8_t *stored = chunk->lz4 ? hands->stored : target;
+    if (!read_stored(hands, file, stored, chunk->stored_bytes, chunk->position))
+        return false;
+    if (must_check(content, file, chunk)) {
+        if (XXH3_64bits(stored, chunk->stored_bytes) != chunk->checksum)
+            return false;
+        atomic_store_explicit(&content->marks[chunk->mark], file->number, memory_order_relaxed);
+        FSX_COUNT(hands->counts.checked_chunks, 1);
+        FSX_COUNT(hands->counts.checked_bytes, chunk->stored_bytes);
+    }
+    return !chunk->lz4 || decode(chunk, stored, target);
+}
+
+static void count_read(struct fsx_hands *hands, enum fsx_origin origin, size_t bytes) {
+    FSX_COUNT(hands->counts.origin[origin].reads, 1);
+    FSX_COUNT(hands->counts.origin[origin].bytes, bytes);
+}
+
+/* A part of a chunk through the cache; others that want the same chunk wait for it. */
+static bool read_through_cache(struct fsx_content *content, struct fsx_hands *hands, struct file *file, uint32_t entry,
+                               uint32_t number, const struct chunk *chunk, size_t start, size_t length, uint8_t *target) {
+    bool claimed;
+    struct fsx_cached *cached = fsx_cache_claim(content->cache, entry, number, chunk->content_bytes, &claimed);
+    if (cached == NULL)
+        return false;
+    if (claimed) {
+        if (!load(content, hands, file, chunk, cached->data)) {
+            fsx_cache_abandon(content->cache, cached);
+            return false;
+        }
+        /* Plain bytes that are known to be right are read piece by piece from now on, from the page cache. */
+        fsx_cache_publish(content->cache, cached, chunk->lz4 || content->verify == FSX_VERIFY_ALWAYS);
+    }
+    memcpy(target, cached->data + start, length);
+    fsx_cache_release(content->cache, cached);
+    count_read(hands, claimed ? file->origin : FSX_CACHE, length);
+    return true;
+}
+
+/* A part of what is in the cache already; what Python fetched from other nodes is found like this. */
+static bool read_cached(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint32_t number,
+                        size_t start, size_t length, uint8_t *target) {
+    struct fsx_cached *cached = fsx_cache_find(content->cache, entry, number);
+    if (cached == NULL)
+        return false;
+    const bool fits = start + length <= cached->bytes;
+    if (fits) {
+        memcpy(target, cached->data + start, length);
+        count_read(hands, FSX_CACHE, length);
+    }
+    fsx_cache_release(content->cache, cached);
+    return fits;
+}
+
+static bool read_part(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint32_t number,
+                      size_t start, size_t length, uint8_t *target) {
+    const struct fsx_index *x = content->index;
+    struct file *file = atomic_load_explicit(&content->files[x->part[entry]], memory_order_acquire);
+    if (file == NULL)
+        return read_cached(content, hands, entry, number, start, length, target);
+    const struct chunk chunk = chunk_of(x, entry, number);
+    const bool whole = start == 0 && length == chunk.content_bytes;
+    bool done;
+    if (!chunk.lz4 && !must_check(content, file, &chunk))
+        done = read_stored(hands, file, target, length, chunk.position + start);
+    else if (!whole)
+        return read_through_cache(content, hands, file, entry, number, &chunk, start, length, target);
+    else if (read_cached(content, hands, entry, number, start, length, target))
+        return true;
+    else
+        done = load(content, hands, file, &chunk, target);
+    if (done)
+        count_read(hands, file->origin, length);
+    return done;
+}
+
+static bool read_parts(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint64_t offset,
+                       uint32_t length) {
+    uint32_t done = 0;
+    while (done < length) {
+        const uint64_t position = offset + done;
+        const uint32_t number = (uint32_t)(position / FSX_CHUNK_BYTES);
+        const size_t start = (size_t)(position % FSX_CHUNK_BYTES);
+        const size_t part = FSX_CHUNK_BYTES - start < length - done ? FSX_CHUNK_BYTES - start : length - done;
+        if (!read_part(content, hands, entry, number, start, part, hands->answer + done))
+            return false;
+        done += (uint32_t)part;
+    }
+    return true;
+}
+
+bool fsx_content_read(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint64_t offset,
+                      uint32_t length) {
+    if (length > FSX_ANSWER_BYTES)
+        return false;
+    const struct fsx_index *x = content->index;
+    const struct file *file = atomic_load_explicit(&content->files[x->part[entry]], memory_order_acquire);
+    if (file == NULL || file->origin == FSX_LOCAL)
+        return read_parts(content, hands, entry, offset, length);
+    /* A file server that does not answer must not take all threads: names are served by the others. */
+    if (atomic_fetch_add(&content->reading_shared, 1) >= content->shared_readers) {
+        atomic_fetch_sub(&content->reading_shared, 1);
+        return false;
+    }
+    const bool done = read_parts(content, hands, entry, offset, length);
+    atomic_fetch_sub(&content->reading_shared, 1);
+    return done;
+}

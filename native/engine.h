@@ -1,0 +1,88 @@
+/* engine.h: threads between the kernel and pyfuse3, which answer what they can and pass on the rest.
+ *
+ *   kernel == /dev/fuse ==> worker threads --- answers.c, content.c ---> kernel
+ *                              |    |
+ *                              |    +-- reads that need another node: a line of crossings, and an eventfd --> Python
+ *                              +------- all other messages: a SOCK_SEQPACKET socket --> pyfuse3 --> pump thread --> kernel
+ *
+ * Each worker has its own descriptor of the connection (FUSE_DEV_IOC_CLONE); the kernel wants a reply on the descriptor
+ * on which the request was read. The worker's number travels in the upper bits of the message's unique number, so that
+ * a reply of pyfuse3 finds its way without a table.
+ *
+ * No Python here, and no GIL: module_engine.c translates. Calls come from one thread (trio) but for those that say so.
+ */
+#ifndef FANSTORE_ENGINE_H
+#define FANSTORE_ENGINE_H
+
+#include "answers.h"
+#include "content.h"
+
+#define FSX_ENGINE_WORKERS_MAX 64u
+
+/* Requests that are counted, by the names that stats.json has for them. */
+enum fsx_operation {
+    FSX_OP_LOOKUP, FSX_OP_GETATTR, FSX_OP_READLINK, FSX_OP_STATFS, FSX_OP_READDIR, FSX_OP_GETXATTR, FSX_OP_OPEN,
+    FSX_OP_OPENDIR, FSX_OP_READ, FSX_OP_OTHER, FSX_OPERATIONS
+};
+
+/* Histogram of latencies: eight buckets per power of two; _bucket of fanstore/core/statistics.py. */
+#define FSX_BUCKETS 304u
+
+struct fsx_latency {
+    uint64_t count, errors, total_ns, max_ns;
+    uint64_t buckets[FSX_BUCKETS];
+};
+
+/* Sums over all threads; those of a moment, taken while they go on. */
+struct fsx_engine_counts {
+    struct fsx_latency operations[FSX_OPERATIONS];
+    struct fsx_read_counts reads;
+    uint64_t forwarded, crossings, interrupted, malformed;
+};
+
+/* A read that Python must do. `token` is what it answers with. */
+struct fsx_crossing {
+    uint64_t token;
+    uint32_t entry;
+    uint64_t offset;
+    uint32_t length;
+};
+
+struct fsx_engine_settings {
+    struct fsx_tree tree;
+    struct fsx_content *content; /* the caller's; must outlive the engine */
+    int device;                  /* /dev/fuse of the mount; duplicated */
+    int socket;                  /* to pyfuse3; duplicated */
+    int wake;                    /* an eventfd, readable when there are crossings or the engine has ended; duplicated */
+    uint32_t workers;
+    uint16_t max_background;
+};
+
+/* What the kernel offered when the connection began. */
+struct fsx_kernel {
+    uint32_t major, minor;
+    uint64_t flags;
+};
+
+struct fsx_engine;
+
+/* Start all threads. NULL with errno set if that is not possible. */
+struct fsx_engine *fsx_engine_start(const struct fsx_engine_settings *settings);
+
+/* Up to `most` crossings, oldest first, each once; how many there were. */
+size_t fsx_engine_take(struct fsx_engine *engine, struct fsx_crossing *crossings, size_t most);
+
+/* Answer a crossing with `bytes` bytes, or with an errno. Each must be answered exactly once. Any thread. */
+void fsx_engine_answer(struct fsx_engine *engine, uint64_t token, const void *data, size_t bytes, int error);
+
+/* Has the kernel ended the connection (an unmount), or has it failed? `error` is the errno of a failure, 0 if none. */
+bool fsx_engine_ended(struct fsx_engine *engine, int *error);
+
+void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *counts);
+struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine);
+
+/* End all threads, and with them the connection, and free everything. False if threads are still in the hands of a disk
+ * after `limit_ms`: then they, the engine and its descriptors are left behind for good. */
+bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms);
+
+#endif

@@ -1,0 +1,308 @@
+/* module_engine.c: fanstore._native.Engine, the door between Python and engine.c. Translates arguments and nothing else.
+ *
+ * Typed for Python in fanstore/_native.pyi.
+ */
+#define PY_SSIZE_T_CLEAN
+#include "module.h"
+
+#include <errno.h>
+#include <stdbool.h>
+
+#include "engine.h"
+
+/* Crossings that one call of take() returns at most. */
+#define TAKEN_MOST 64u
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *index;  /* keeps the index alive */
+    Py_buffer marks;
+    struct fsx_engine_settings settings;
+    struct fsx_engine *engine; /* NULL before start and after stop */
+    bool abandoned;            /* threads were left behind: nothing may be freed */
+} EngineObject;
+
+static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"index", "marks", "uid", "gid", "hidden", "blocks", "files", "verify", "cache_bytes",
+                               "workers", "shared_readers", "max_background", NULL};
+    PyObject *index_object;
+    Py_buffer marks;
+    unsigned int uid, gid, workers, shared_readers, max_background;
+    int verify;
+    long long hidden;
+    unsigned long long blocks, files, cache_bytes;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII", keywords, &index_object, &marks, &uid, &gid, &hidden,
+                                     &blocks, &files, &verify, &cache_bytes, &workers, &shared_readers,
+                                     &max_background))
+        return NULL;
+    const struct fsx_index *index = fsx_index_of(index_object);
+    EngineObject *self = NULL;
+    if (index == NULL)
+        goto fail;
+    if ((uint64_t)marks.len != index->entries + index->chunk_records || verify < FSX_VERIFY_FIRST ||
+        verify > FSX_VERIFY_NEVER || workers < 1 || workers > FSX_ENGINE_WORKERS_MAX || max_background > UINT16_MAX) {
+        PyErr_SetString(PyExc_ValueError, "an argument of Engine is out of range");
+        goto fail;
+    }
+    self = (EngineObject *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        goto fail;
+    self->settings = (struct fsx_engine_settings){
+        .tree = {.index = index, .uid = uid, .gid = gid, .hidden = hidden, .blocks = blocks, .files = files},
+        .content = fsx_content_new(index, marks.buf, (enum fsx_verify)verify, cache_bytes, shared_readers),
+        .workers = workers,
+        .max_background = (uint16_t)max_background,
+    };
+    if (self->settings.content == NULL) {
+        PyErr_NoMemory();
+        goto fail;
+    }
+    self->index = Py_NewRef(index_object);
+    self->marks = marks;
+    return (PyObject *)self;
+fail:
+    PyBuffer_Release(&marks);
+    Py_XDECREF(self);
+    return NULL;
+}
+
+static void engine_dealloc(EngineObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    if (self->engine != NULL && !fsx_engine_stop(self->engine, 1000))
+        self->abandoned = true;
+    if (!self->abandoned) {
+        fsx_content_free(self->settings.content);
+        if (self->index != NULL) {
+            PyBuffer_Release(&self->marks);
+            Py_DECREF(self->index);
+        }
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static bool is_running(const EngineObject *self) {
+    if (self->engine == NULL)
+        PyErr_SetString(PyExc_ValueError, "the engine is not running");
+    return self->engine != NULL;
+}
+
+static PyObject *engine_use(EngineObject *self, PyObject *args) {
+    unsigned int partition;
+    int fd, number, verified;
+    if (!PyArg_ParseTuple(args, "Iiip", &partition, &fd, &number, &verified))
+        return NULL;
+    if (self->abandoned)
+        Py_RETURN_NONE;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = fsx_content_use(self->settings.content, partition, fd, (uint8_t)number, verified != 0);
+    Py_END_ALLOW_THREADS
+    if (error != 0) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_start(EngineObject *self, PyObject *args) {
+    if (!PyArg_ParseTuple(args, "iii", &self->settings.device, &self->settings.socket, &self->settings.wake))
+        return NULL;
+    if (self->engine != NULL || self->abandoned) {
+        PyErr_SetString(PyExc_ValueError, "the engine was started already");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    self->engine = fsx_engine_start(&self->settings);
+    Py_END_ALLOW_THREADS
+    if (self->engine == NULL)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_take(EngineObject *self, PyObject *unused) {
+    (void)unused;
+    if (!is_running(self))
+        return NULL;
+    struct fsx_crossing crossings[TAKEN_MOST];
+    const size_t count = fsx_engine_take(self->engine, crossings, TAKEN_MOST);
+    PyObject *result = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; result != NULL && i < count; i++) {
+        const struct fsx_crossing *c = &crossings[i];
+        PyObject *item = Py_BuildValue("KIKI", (unsigned long long)c->token, c->entry, (unsigned long long)c->offset,
+                                       c->length);
+        if (item == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, (Py_ssize_t)i, item);
+    }
+    return result;
+}
+
+static PyObject *engine_answer(EngineObject *self, PyObject *args) {
+    unsigned long long token;
+    Py_buffer data;
+    if (!PyArg_ParseTuple(args, "Ky*", &token, &data))
+        return NULL;
+    if (self->engine != NULL) { /* who answers after the end speaks to nobody */
+        struct fsx_engine *engine = self->engine;
+        Py_BEGIN_ALLOW_THREADS
+        fsx_engine_answer(engine, token, data.buf, (size_t)data.len, 0);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&data);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_fail(EngineObject *self, PyObject *args) {
+    unsigned long long token;
+    int error;
+    if (!PyArg_ParseTuple(args, "Ki", &token, &error))
+        return NULL;
+    if (self->engine != NULL)
+        fsx_engine_answer(self->engine, token, NULL, 0, error);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_keep(EngineObject *self, PyObject *args) {
+    unsigned int entry, chunk;
+    Py_buffer data;
+    if (!PyArg_ParseTuple(args, "IIy*", &entry, &chunk, &data))
+        return NULL;
+    struct fsx_cache *cache = fsx_content_cache(self->settings.content);
+    bool claimed;
+    Py_BEGIN_ALLOW_THREADS
+    struct fsx_cached *cached = fsx_cache_claim(cache, entry, chunk, (size_t)data.len, &claimed);
+    if (cached != NULL) {
+        if (claimed) {
+            memcpy(cached->data, data.buf, (size_t)data.len);
+            fsx_cache_publish(cache, cached, true);
+        }
+        fsx_cache_release(cache, cached);
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_ended(EngineObject *self, PyObject *unused) {
+    (void)unused;
+    if (!is_running(self))
+        return NULL;
+    int error;
+    const bool ended = fsx_engine_ended(self->engine, &error);
+    return Py_BuildValue("Oi", ended ? Py_True : Py_False, error);
+}
+
+static PyObject *engine_stop(EngineObject *self, PyObject *argument) {
+    const unsigned long limit_ms = PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    struct fsx_engine *engine = self->engine;
+    bool stopped = true;
+    if (engine != NULL) {
+        self->engine = NULL; /* nobody else may touch it while it ends */
+        Py_BEGIN_ALLOW_THREADS
+        stopped = fsx_engine_stop(engine, (uint32_t)limit_ms);
+        Py_END_ALLOW_THREADS
+        self->abandoned = !stopped;
+    }
+    return PyBool_FromLong(stopped);
+}
+
+/* ---- statistics --------------------------------------------------------------------------------------------------- */
+
+static PyObject *latency_tuple(const struct fsx_latency *latency) {
+    return Py_BuildValue("KKKKy#", (unsigned long long)latency->count, (unsigned long long)latency->errors,
+                         (unsigned long long)latency->total_ns, (unsigned long long)latency->max_ns,
+                         (const char *)latency->buckets, (Py_ssize_t)sizeof latency->buckets);
+}
+
+static bool add_operations(PyObject *result, const struct fsx_engine_counts *counts) {
+    static const char *const NAMES[FSX_OPERATIONS] = {"lookup", "getattr", "readlink", "statfs", "readdir",
+                                                      "getxattr", "open", "opendir", "read", "other"};
+    for (int op = 0; op < FSX_OPERATIONS; op++) {
+        if (counts->operations[op].count == 0)
+            continue;
+        PyObject *latency = latency_tuple(&counts->operations[op]);
+        const bool added = latency != NULL && PyDict_SetItemString(result, NAMES[op], latency) == 0;
+        Py_XDECREF(latency);
+        if (!added)
+            return false;
+    }
+    return true;
+}
+
+static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
+    (void)unused;
+    if (!is_running(self))
+        return NULL;
+    struct fsx_engine_counts *counts = PyMem_Malloc(sizeof *counts);
+    if (counts == NULL)
+        return PyErr_NoMemory();
+    fsx_engine_count(self->engine, counts);
+    struct fsx_cache_counts cache;
+    fsx_cache_count(fsx_content_cache(self->settings.content), &cache);
+    const struct fsx_kernel kernel = fsx_engine_kernel(self->engine);
+    PyObject *operations = PyDict_New();
+    PyObject *result = NULL;
+    if (operations != NULL && add_operations(operations, counts)) {
+        const struct fsx_read_counts *r = &counts->reads;
+#define ORIGIN(o)                                                                                                       \
+    (unsigned long long)r->origin[o].reads, (unsigned long long)r->origin[o].bytes,                                     \
+        (unsigned long long)r->origin[o].fetches, (unsigned long long)r->origin[o].fetched_bytes
+        result = Py_BuildValue(
+            "{s:O,s:{s:(KKKK),s:(KKKK),s:(KKKK)},s:(KK),s:K,s:K,s:K,s:K,s:K,s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
+            "s:(IIK)}",
+            "operations", operations, "sources", "local", ORIGIN(FSX_LOCAL), "shared", ORIGIN(FSX_SHARED), "cache",
+            ORIGIN(FSX_CACHE), "verification", (unsigned long long)r->checked_chunks,
+            (unsigned long long)r->checked_bytes, "direct_reads", (unsigned long long)r->direct, "forwarded",
+            (unsigned long long)counts->forwarded, "crossings", (unsigned long long)counts->crossings, "interrupted",
+            (unsigned long long)counts->interrupted, "malformed", (unsigned long long)counts->malformed, "cache",
+            "capacity_bytes", (unsigned long long)cache.capacity_bytes, "used_bytes",
+            (unsigned long long)cache.used_bytes, "chunks", (unsigned long long)cache.chunks, "hits",
+            (unsigned long long)cache.hits, "misses", (unsigned long long)cache.misses, "joined_loads",
+            (unsigned long long)cache.waits, "evictions", (unsigned long long)cache.evictions, "failed_loads",
+            (unsigned long long)cache.failed, "kernel", kernel.major, kernel.minor, (unsigned long long)kernel.flags);
+#undef ORIGIN
+    }
+    Py_XDECREF(operations);
+    PyMem_Free(counts);
+    return result;
+}
+
+/* ---- class -------------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef engine_methods[] = {
+    {"use", (PyCFunction)engine_use, METH_VARARGS, "use(partition, fd, number, verified): read it from this file"},
+    {"start", (PyCFunction)engine_start, METH_VARARGS, "start(device, socket, wake): start the threads"},
+    {"take", (PyCFunction)engine_take, METH_NOARGS, "take() -> [(token, entry, offset, length)] of reads for Python"},
+    {"answer", (PyCFunction)engine_answer, METH_VARARGS, "answer(token, data)"},
+    {"fail", (PyCFunction)engine_fail, METH_VARARGS, "fail(token, errno)"},
+    {"keep", (PyCFunction)engine_keep, METH_VARARGS, "keep(entry, chunk, content): put a chunk into the cache"},
+    {"ended", (PyCFunction)engine_ended, METH_NOARGS, "ended() -> (whether the connection is at its end, errno or 0)"},
+    {"statistics", (PyCFunction)engine_statistics, METH_NOARGS, "statistics() -> dict of counters"},
+    {"stop", (PyCFunction)engine_stop, METH_O, "stop(limit_ms) -> whether all threads have ended"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot engine_slots[] = {
+    {Py_tp_doc, "Engine(...): threads that answer FUSE requests without Python; see native/engine.h."},
+    {Py_tp_new, engine_new},
+    {Py_tp_dealloc, engine_dealloc},
+    {Py_tp_methods, engine_methods},
+    {0, NULL},
+};
+
+static PyType_Spec engine_spec = {"fanstore._native.Engine", sizeof(EngineObject), 0, Py_TPFLAGS_DEFAULT, engine_slots};
+
+int fsx_module_add_engine(PyObject *module) {
+    PyObject *engine = PyType_FromSpec(&engine_spec);
+    if (engine == NULL || PyModule_AddObjectRef(module, "Engine", engine) != 0 ||
+        PyModule_AddIntConstant(module, "LATENCY_BUCKETS", (long)FSX_BUCKETS) != 0) {
+        Py_XDECREF(engine);
+        return -1;
+    }
+    Py_DECREF(engine);
+    return 0;
+}
