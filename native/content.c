@@ -16,14 +16,27 @@
 #include <xxhash.h>
 
 #include <linux/magic.h>
+#include "pages.h"
+
+#ifndef RWF_DONTCACHE
+#define RWF_DONTCACHE 0x80
+#endif
 #ifndef STATX_DIOALIGN
 #define STATX_DIOALIGN 0x2000u
 #endif
 
 #define PAGE_BYTES 4096u
-/* The longest stored chunk (docs/format.md), with room for the rounding of direct I/O. */
-#define STORED_BYTES (FSX_CHUNK_BYTES + PAGE_BYTES + PAGE_BYTES)
-#define ANSWER_ROOM (FSX_ANSWER_BYTES + PAGE_BYTES)
+#define HUGE_BYTES (2u << 20)
+/* Room for an answer, and for the longest stored chunk (docs/format.md), with the rounding of direct I/O. */
+#define ANSWER_ROOM HUGE_BYTES
+#define STORED_ROOM (3u * HUGE_BYTES)
+_Static_assert(FSX_ANSWER_BYTES + PAGE_BYTES <= ANSWER_ROOM && FSX_CHUNK_BYTES + 2 * PAGE_BYTES <= STORED_ROOM,
+               "an answer and a stored chunk fit");
+
+/* Window of a local copy that is forgotten as a whole once so much of it has been read (the rest is tar headers, padding
+ * and files that come from the disk then). */
+#define WINDOW_BYTES (8u << 20)
+#define WINDOW_ENOUGH (5u << 20)
 
 #define FRAME_HEADER_BYTES 15u
 #define BLOCK_IS_PLAIN 0x80000000u
@@ -33,10 +46,13 @@ struct file {
     int fd;
     atomic_int direct_fd; /* the same file for I/O round the page cache; -1 if that is not possible */
     uint32_t direct_align;
-    int nowait_flags; /* for a preadv that does not wait for a disk */
+    uint8_t *map; /* of a file that can be read directly, only to ask what the page cache has; NULL if there is none */
+    size_t map_bytes;
+    _Atomic(uint32_t) *consumed; /* with a map: per window, bytes that were taken from the page cache */
     uint8_t number;
     bool verified;
-    bool drops; /* bytes that went up are forgotten below */
+    bool memory;               /* it lies in memory anyway (tmpfs) */
+    atomic_bool can_dontcache; /* its file system knows RWF_DONTCACHE, as far as is known */
     enum fsx_origin origin;
     struct file *replaced; /* what served the partition before */
 };
@@ -55,23 +71,25 @@ _Static_assert(sizeof(_Atomic(uint8_t)) == 1, "marks are shared with Python");
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
-static uint8_t *map_memory(size_t bytes) {
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+/* Memory in huge pages where the kernel has them: contiguous, so that direct I/O is one request to the disk instead of
+ * one per page (some virtual disks take no more than one segment per request). */
+static uint8_t *take_memory(size_t bytes) {
+    uint8_t *memory = aligned_alloc(HUGE_BYTES, bytes);
+    if (memory != NULL)
+        madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
 }
 
 bool fsx_hands_make(struct fsx_hands *hands) {
     memset(hands, 0, sizeof *hands);
-    hands->answer = map_memory(ANSWER_ROOM);
-    hands->stored = map_memory(STORED_BYTES);
+    hands->answer = take_memory(ANSWER_ROOM);
+    hands->stored = take_memory(STORED_ROOM);
     return hands->answer != NULL && hands->stored != NULL;
 }
 
 void fsx_hands_free(struct fsx_hands *hands) {
-    if (hands->answer != NULL)
-        munmap(hands->answer, ANSWER_ROOM);
-    if (hands->stored != NULL)
-        munmap(hands->stored, STORED_BYTES);
+    free(hands->answer);
+    free(hands->stored);
     hands->answer = hands->stored = NULL;
 }
 
@@ -103,6 +121,9 @@ void fsx_content_free(struct fsx_content *content) {
             const int direct = atomic_load(&file->direct_fd);
             if (direct >= 0)
                 close(direct);
+            if (file->map != NULL)
+                munmap(file->map, file->map_bytes);
+            free((void *)file->consumed);
             free(file);
         }
     free(content->files);
@@ -126,6 +147,19 @@ static int open_direct(int fd, uint32_t *align) {
     return open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
 }
 
+static void map_file(struct file *file) {
+    struct stat facts;
+    if (fstat(file->fd, &facts) != 0 || facts.st_size <= 0)
+        return;
+    file->consumed = calloc((size_t)facts.st_size / WINDOW_BYTES + 1, sizeof *file->consumed);
+    void *map = file->consumed == NULL ? MAP_FAILED
+                                       : mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_SHARED, file->fd, 0);
+    if (map != MAP_FAILED) {
+        file->map = map;
+        file->map_bytes = (size_t)facts.st_size;
+    }
+}
+
 int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uint8_t number, bool verified) {
     if (partition >= content->index->partitions)
         return EINVAL;
@@ -142,12 +176,13 @@ int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uin
     file->verified = verified;
     file->origin = number == 2 ? FSX_LOCAL : FSX_SHARED;
     struct statfs system;
-    const bool memory = fstatfs(file->fd, &system) == 0 &&
-                        (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
-    file->nowait_flags = memory ? 0 : RWF_NOWAIT;
+    file->memory = fstatfs(file->fd, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+    atomic_init(&file->can_dontcache, true);
     /* Not for a shared file system: its own caches and read-ahead are what makes it bearable. */
-    atomic_init(&file->direct_fd, file->origin == FSX_LOCAL && !memory ? open_direct(file->fd, &file->direct_align) : -1);
-    file->drops = !memory;
+    const bool direct = file->origin == FSX_LOCAL && !file->memory;
+    atomic_init(&file->direct_fd, direct ? open_direct(file->fd, &file->direct_align) : -1);
+    if (atomic_load(&file->direct_fd) >= 0)
+        map_file(file);
     file->replaced = atomic_load(&content->files[partition]);
     atomic_store(&content->files[partition], file);
     return 0;
@@ -191,29 +226,62 @@ static bool pread_direct(struct file *file, uint8_t *target, size_t length, uint
     return true;
 }
 
-/* Let the page cache forget what was read through it; it is in the cache of the mount now. Always true. */
-static bool drop_behind(const struct file *file, size_t length, uint64_t position) {
-    if (file->drops)
+/* Let the page cache forget what was read through it: it is in the cache of the mount now. */
+static void drop_behind(const struct file *file, size_t length, uint64_t position) {
+    if (!file->memory)
         posix_fadvise(file->fd, (off_t)position, (off_t)length, POSIX_FADV_DONTNEED);
+}
+
+/* What staging left in the page cache is forgotten window by window, when most of one has gone up. File by file would
+ * cost a call each, and the kernel drops whole folios, with bytes of the neighbours that nobody has read yet. */
+static void count_consumed(struct file *file, size_t length, uint64_t position) {
+    const uint64_t window = position / WINDOW_BYTES;
+    const uint32_t before = atomic_fetch_add_explicit(&file->consumed[window], (uint32_t)length, memory_order_relaxed);
+    if (before < WINDOW_ENOUGH && before + length >= WINDOW_ENOUGH)
+        drop_behind(file, WINDOW_BYTES, window * WINDOW_BYTES);
+}
+
+/* Through the page cache, which forgets it at once where it can be told so beforehand (Linux 6.14; measured: 212 µs for
+ * 107 KB from a disk, 250 µs with a call of fadvise afterwards). */
+static bool pread_once(struct file *file, uint8_t *target, size_t length, uint64_t position) {
+    if (atomic_load_explicit(&file->can_dontcache, memory_order_relaxed)) {
+        const struct iovec part = {.iov_base = target, .iov_len = length};
+        const ssize_t got = preadv2(file->fd, &part, 1, (off_t)position, RWF_DONTCACHE);
+        if (got == (ssize_t)length)
+            return true;
+        if (got < 0 && (errno == EOPNOTSUPP || errno == EINVAL || errno == ENOSYS))
+            atomic_store_explicit(&file->can_dontcache, false, memory_order_relaxed);
+    }
+    if (!pread_exactly(file->fd, target, length, position))
+        return false;
+    drop_behind(file, length, position);
     return true;
 }
 
-/* `length` bytes at `position` into `target`, which has room for a page more. */
-static bool read_stored(struct fsx_hands *hands, struct file *file, uint8_t *target, size_t length, uint64_t position) {
+/* `length` bytes at `position` into `target`, which has room for a page more. `again`: they will be read once more soon,
+ * so the page cache should have them. */
+static bool read_stored(struct fsx_hands *hands, struct file *file, uint8_t *target, size_t length, uint64_t position,
+                        bool again) {
     struct fsx_read_counts *counts = &hands->counts;
     FSX_COUNT(counts->origin[file->origin].fetches, 1);
     FSX_COUNT(counts->origin[file->origin].fetched_bytes, length);
-    if (file->origin == FSX_LOCAL) {
-        const struct iovec part = {.iov_base = target, .iov_len = length};
-        const ssize_t got = preadv2(file->fd, &part, 1, (off_t)position, file->nowait_flags);
-        if (got == (ssize_t)length)
-            return drop_behind(file, length, position);
-        if (pread_direct(file, target, length, position)) {
-            FSX_COUNT(counts->direct, 1);
-            return true;
-        }
+    if (again || file->memory)
+        return pread_exactly(file->fd, target, length, position);
+    if (file->map == NULL)
+        return pread_once(file, target, length, position);
+    /* What staging has left in the page cache is taken from there, and forgotten. (Not asked with RWF_NOWAIT: that
+     * starts to read what is missing, and direct I/O then waits for it: 306 µs instead of 163.) */
+    if (position + length <= file->map_bytes && fsx_pages_resident(file->map + position, length)) {
+        if (!pread_exactly(file->fd, target, length, position))
+            return false;
+        count_consumed(file, length, position);
+        return true;
     }
-    return pread_exactly(file->fd, target, length, position) && drop_behind(file, length, position);
+    if (pread_direct(file, target, length, position)) {
+        FSX_COUNT(counts->direct, 1);
+        return true;
+    }
+    return pread_once(file, target, length, position);
 }
 
 /* ---- chunks ----------------------------------------------------------------------------------------------------- */
@@ -283,9 +351,9 @@ static bool decode(const struct chunk *chunk, const uint8_t *stored, uint8_t *ta
 
 /* The whole content of a chunk into `target`, which has room for it and a page more. */
 static bool load(struct fsx_content *content, struct fsx_hands *hands, struct file *file, const struct chunk *chunk,
-                 uint8_t *target) {
+                 uint8_t *target, bool again) {
     uint8_t *stored = chunk->lz4 ? hands->stored : target;
-    if (!read_stored(hands, file, stored, chunk->stored_bytes, chunk->position))
+    if (!read_stored(hands, file, stored, chunk->stored_bytes, chunk->position, again))
         return false;
     if (must_check(content, file, chunk)) {
         if (XXH3_64bits(stored, chunk->stored_bytes) != chunk->checksum)
@@ -310,12 +378,13 @@ static bool read_through_cache(struct fsx_content *content, struct fsx_hands *ha
     if (cached == NULL)
         return false;
     if (claimed) {
-        if (!load(content, hands, file, chunk, cached->data)) {
+        /* Plain bytes that are known to be right are read piece by piece from now on, from the page cache. */
+        const bool keep = chunk->lz4 || content->verify == FSX_VERIFY_ALWAYS;
+        if (!load(content, hands, file, chunk, cached->data, !keep)) {
             fsx_cache_abandon(content->cache, cached);
             return false;
         }
-        /* Plain bytes that are known to be right are read piece by piece from now on, from the page cache. */
-        fsx_cache_publish(content->cache, cached, chunk->lz4 || content->verify == FSX_VERIFY_ALWAYS);
+        fsx_cache_publish(content->cache, cached, keep);
     }
     memcpy(target, cached->data + start, length);
     fsx_cache_release(content->cache, cached);
@@ -348,13 +417,13 @@ static bool read_part(struct fsx_content *content, struct fsx_hands *hands, uint
     const bool whole = start == 0 && length == chunk.content_bytes;
     bool done;
     if (!chunk.lz4 && !must_check(content, file, &chunk))
-        done = read_stored(hands, file, target, length, chunk.position + start);
+        done = read_stored(hands, file, target, length, chunk.position + start, false);
     else if (!whole)
         return read_through_cache(content, hands, file, entry, number, &chunk, start, length, target);
     else if (read_cached(content, hands, entry, number, start, length, target))
         return true;
     else
-        done = load(content, hands, file, &chunk, target);
+        done = load(content, hands, file, &chunk, target, false);
     if (done)
         count_read(hands, file->origin, length);
     return done;
