@@ -7,7 +7,6 @@ everything is given to that job, and not to the processes that try to look at so
 import os
 import pwd
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
@@ -108,8 +107,7 @@ def test_two_jobs_of_one_user(start_job: StartJob, prepared: Path, source: Path,
     for mount in [*first.mounts(), *second.mounts()]:
         contents.check(mount)
     assert len(list(base.iterdir())) == 4
-    first.signal_launcher(signal.SIGTERM)
-    first.wait_end()
+    first.end()
     wait_until(lambda: len(list(base.iterdir())) == 2, "end of the first job", first.evidence)
     for mount in second.mounts():
         contents.check(mount)
