@@ -43,7 +43,7 @@ class User:
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         line = [*self.prefix("--inh-caps=-all"), *command]
-        return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=20, cwd="/")
+        return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=60, cwd="/")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def directory() -> Iterator[Path]:
         assert leftovers.mounts_below(path) == []
     finally:
         for line in leftovers.mounts_below(path):
-            subprocess.run(["umount", "-l", line.split()[1]], check=False, timeout=20)
+            subprocess.run(["umount", "-l", line.split()[1]], check=False, timeout=60)
         shutil.rmtree(path)
 
 
@@ -67,7 +67,7 @@ def user(directory: Path) -> Iterator[User]:
             pytest.skip(f"{program} is not there")
     name = f"fanstore-n{os.getpid()}"
     subprocess.run(
-        ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=20
+        ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=60
     )
     mode = stat.S_IMODE(FUSE.stat().st_mode)
     try:
@@ -79,7 +79,7 @@ def user(directory: Path) -> Iterator[User]:
         yield User(entry.pw_uid, entry.pw_gid, home)
     finally:
         FUSE.chmod(mode)
-        subprocess.run(["userdel", name], check=True, timeout=20)
+        subprocess.run(["userdel", name], check=True, timeout=60)
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ def test_full_local_disk(start_job: StartJob, prepared: dict[str, Path], source:
     small.mkdir(parents=True)
     # Of the inodes one each is for the root, the job's directory, its lock, and one copy.
     options = "size=300m,nr_inodes=4"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", small], check=True, timeout=20)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", small], check=True, timeout=60)
     try:
         full = r"cannot be copied to .*/ssd1/.*, it is read where it is: No space left on device"
         job = start_job(prepared["none"], 3, "--stage-first", local=True, directory=tmp_path / "job", announced=[full])
@@ -197,7 +197,7 @@ def test_full_local_disk(start_job: StartJob, prepared: dict[str, Path], source:
         assert all(job.reads(rank, "shared") for rank in range(3))
         job.stop()
     finally:
-        subprocess.run(["umount", "-l", small], check=True, timeout=20)
+        subprocess.run(["umount", "-l", small], check=True, timeout=60)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ server that has died. Reads hang as long as they must; everything else goes on, 
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import mounting
@@ -62,11 +61,9 @@ def test_slow_read_does_not_hold_up_the_rest(mount: Mount, outer: Mounted) -> No
     try:
         for reader in readers:
             wait_reading(inner, reader)
-        for _ in range(20):
-            start = time.monotonic()
+        for _ in range(20):  # if one of them waited for the outer mount, it would do so for ever
             inner.statistics()  # opened, made and read by the daemon each time
             assert sorted(os.listdir(inner.path)) == [f"file-{number}" for number in range(8)]
-            assert time.monotonic() - start < 2
         assert all(reader.poll() is None for reader in readers)
         outer.signal(signal.SIGCONT)
         assert [reader.wait(LIMIT_S) for reader in readers] == [0] * 4

@@ -36,7 +36,7 @@ def obstacle() -> str:
         if shutil.which(program) is None:
             return f"{program} is not there"
     check = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"
-    if subprocess.run([PYTHON, "-c", check], capture_output=True, timeout=20).returncode:
+    if subprocess.run([PYTHON, "-c", check], capture_output=True, timeout=60).returncode:
         return f"{PYTHON} is older than 3.11, or the package python3-venv is not installed"
     return ""
 
@@ -103,7 +103,7 @@ def directory() -> Iterator[Path]:
         assert leftovers.processes_of(None, path) == []
     finally:
         for line in leftovers.mounts_below(path):
-            subprocess.run(["umount", "-l", line.split()[1]], check=False, timeout=20)
+            subprocess.run(["umount", "-l", line.split()[1]], check=False, timeout=60)
         shutil.rmtree(path)
 
 
@@ -123,7 +123,7 @@ def programs(directory: Path) -> Path:
 @pytest.fixture(scope="module")
 def user(directory: Path, programs: Path) -> Iterator[User]:
     name = f"fanstore-t{os.getpid()}"
-    subprocess.run(["useradd", "--system", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=20)
+    subprocess.run(["useradd", "--system", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=60)
     mode = stat.S_IMODE(FUSE.stat().st_mode)
     try:
         FUSE.chmod(0o666)
@@ -134,7 +134,7 @@ def user(directory: Path, programs: Path) -> Iterator[User]:
         yield User(entry.pw_uid, entry.pw_gid, home, programs)
     finally:
         FUSE.chmod(mode)
-        subprocess.run(["userdel", name], check=True, timeout=20)
+        subprocess.run(["userdel", name], check=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_every_end(user: User, prepared: Path, end: str) -> None:
         if end == "fusermount3":
             assert user.run("fusermount3", "-u", point).returncode == 0
         elif end == "root":
-            subprocess.run(["umount", point], check=True, timeout=20)
+            subprocess.run(["umount", point], check=True, timeout=60)
         else:
             process.send_signal(signal.Signals[end])
         output, error = process.communicate(timeout=LIMIT_S)
