@@ -20,7 +20,7 @@ import leftovers
 import pytest
 
 #: Seconds that a daemon may take to end after the last test: an unmount is asynchronous for whoever asked for it.
-GRACE_S = 5.0
+GRACE_S = 20.0
 
 MakePrepared = Callable[..., Path]
 

@@ -157,10 +157,7 @@ class Job:
         if self._is_merciful:
             for point in self.mounts():
                 wait_until(functools.partial(is_absent, point), f"the end of {point}", self.evidence, limit_s)
-            status = Path(f"/proc/{self.process.pid}/status").read_text()
-            tracer = int(status.partition("TracerPid:")[2].split()[0])
-            if tracer:
-                os.kill(tracer, signal.SIGKILL)
+            end_tracer(self.process.pid)
         wait_until(self._ended, "the end of the job", self.evidence, limit_s)
         return self.process.returncode
 
@@ -380,6 +377,13 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         JobDirectory.sweep(SHARED_MEMORY)  # as the next daemon would, after those that were killed while they started
         assert [path for job in started for path in job.shared_memory()] == []
         assert leftovers.mounts_below(tmp_path) == []
+
+
+def end_tracer(pid: int) -> None:
+    """End the strace of a process; what it holds up goes on."""
+    tracer = int(Path(f"/proc/{pid}/status").read_text().partition("TracerPid:")[2].split()[0])
+    if tracer:
+        os.kill(tracer, signal.SIGKILL)
 
 
 def is_absent(path: Path) -> bool:

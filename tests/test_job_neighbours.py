@@ -18,12 +18,10 @@ import leftovers
 import pytest
 from jobs import Job, StartJob, needs_jobs
 from load import Source, make_files
-from mounting import needs_root, prepare, wait_until
+from mounting import fuse_for_everybody, needs_root, prepare, wait_until
 
 pytest_plugins = ["jobs"]
 pytestmark = needs_jobs
-
-FUSE = Path("/dev/fuse")
 
 
 @dataclass
@@ -69,16 +67,14 @@ def user(directory: Path) -> Iterator[User]:
     subprocess.run(
         ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=60
     )
-    mode = stat.S_IMODE(FUSE.stat().st_mode)
     try:
-        FUSE.chmod(0o666)
         entry = pwd.getpwnam(name)
         home = directory / "home"
         home.mkdir(mode=0o755)
         os.chown(home, entry.pw_uid, entry.pw_gid)
-        yield User(entry.pw_uid, entry.pw_gid, home)
+        with fuse_for_everybody():
+            yield User(entry.pw_uid, entry.pw_gid, home)
     finally:
-        FUSE.chmod(mode)
         subprocess.run(["userdel", name], check=True, timeout=60)
 
 

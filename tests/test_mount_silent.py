@@ -7,6 +7,7 @@ server that has died. Reads hang as long as they must; everything else goes on, 
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mounting
@@ -128,16 +129,16 @@ def test_commands_on_a_silent_mount(mount: Mount, nested: Path) -> None:
     """They say that it does not answer instead of hanging with it; --lazy takes it away."""
     mounted = mount(nested)
     mounted.signal(signal.SIGSTOP)
-    umount = command("umount", mounted.path)
+    with ThreadPoolExecutor() as pool:  # at once: each waits for an answer for some seconds
+        commands = (("umount", mounted.path), ("stat", mounted.path), ("mount", nested, mounted.path))
+        umount, stat, again = pool.map(lambda arguments: command(*arguments), commands)
     assert umount.returncode == 1
     assert umount.stderr == (
         f"fanstore-umount: error: the daemon of {mounted.path} does not answer; "
         "--lazy takes the mount away all the same\n"
     )
-    stat = command("stat", mounted.path)
     assert stat.returncode == 1
     assert stat.stderr.startswith(f"fanstore-stat: error: the mount {mounted.path} does not answer")
-    again = command("mount", nested, mounted.path)
     assert again.returncode == 1
     assert f"a FanStore mount of {nested} at {mounted.path} does not answer" in again.stderr
     lazy = command("umount", "--lazy", mounted.path)

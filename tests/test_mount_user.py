@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,13 +18,12 @@ from pathlib import Path
 
 import leftovers
 import pytest
-from mounting import LIMIT_S, needs_fuse, wait_until
+from mounting import FUSE, LIMIT_S, fuse_for_everybody, needs_fuse, wait_until
 
 from fanstore.fuse.mounttable import find_mount
 
 ROOT = Path(__file__).parent.parent
 PYTHON = "/usr/bin/python3"
-FUSE = Path("/dev/fuse")
 
 
 def obstacle() -> str:
@@ -100,7 +98,11 @@ def directory() -> Iterator[Path]:
     try:
         yield path
         assert leftovers.mounts_below(path) == []
-        assert leftovers.processes_of(None, path) == []
+        wait_until(
+            lambda: not leftovers.processes_of(None, path),
+            "end of all daemons",
+            lambda: "\n".join(leftovers.processes_of(None, path)),
+        )
     finally:
         for line in leftovers.mounts_below(path):
             subprocess.run(["umount", "-l", line.split()[1]], check=False, timeout=60)
@@ -124,16 +126,14 @@ def programs(directory: Path) -> Path:
 def user(directory: Path, programs: Path) -> Iterator[User]:
     name = f"fanstore-t{os.getpid()}"
     subprocess.run(["useradd", "--system", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=60)
-    mode = stat.S_IMODE(FUSE.stat().st_mode)
     try:
-        FUSE.chmod(0o666)
         entry = pwd.getpwnam(name)
         home = directory / "home"
         home.mkdir(mode=0o700)
         os.chown(home, entry.pw_uid, entry.pw_gid)
-        yield User(entry.pw_uid, entry.pw_gid, home, programs)
+        with fuse_for_everybody():
+            yield User(entry.pw_uid, entry.pw_gid, home, programs)
     finally:
-        FUSE.chmod(mode)
         subprocess.run(["userdel", name], check=True, timeout=60)
 
 
@@ -261,6 +261,7 @@ def test_busy(user: User, prepared: Path) -> None:
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
+        wait_until(lambda: Path(f"/proc/{holder.pid}/comm").read_text() == "sleep\n", "sleep", lambda: "still sh")
         busy = user.fanstore("umount", point)
         assert busy.returncode == 1
         assert f"{point} is busy: sleep (process {holder.pid}, working directory)" in busy.stderr
