@@ -67,6 +67,12 @@ _START_S = pytest.StashKey[float]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_START_S] = time.time()
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        # Workers must not meet in the directories that programs (mpirun) make in TMPDIR under names of their own.
+        own = Path(tempfile.gettempdir()) / worker
+        own.mkdir(exist_ok=True)
+        own.chmod(0o1777)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(own)
     # A mark of its own for each session, unless scripts/test has given one that it checks itself afterwards.
     os.environ.setdefault(leftovers.MARK_VARIABLE, uuid.uuid4().hex)
 
@@ -100,6 +106,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Look for what was left behind; give daemons that are just ending a moment."""
+    if hasattr(session.config, "workerinput"):
+        return  # one of several, whose daemons may live: whoever has started the workers looks when all have ended
     # Hooks of a session get no fixtures; this attribute is what tmp_path_factory itself returns.
     base: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     deadline = time.monotonic() + GRACE_S
@@ -117,10 +125,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _left_behind(config: pytest.Config, base: Path) -> list[str]:
+    temporary = Path(tempfile.gettempdir())
+    places = [temporary, *(path for path in temporary.glob("gw*") if path.is_dir())]
     return [
         *leftovers.mounts_below(base),
         *leftovers.processes_of(os.environ[leftovers.MARK_VARIABLE], base),
-        *leftovers.job_directories(Path(tempfile.gettempdir()), config.stash[_START_S]),
+        *(line for place in places for line in leftovers.job_directories(place, config.stash[_START_S])),
     ]
 
 

@@ -7,17 +7,13 @@ Use it with ``pytest_plugins = ["mounting"]`` in a test module. (PYTEST_DONT_REW
 well, before pytest could.)
 """
 
-import contextlib
-import fcntl
 import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,8 +23,6 @@ from conftest import fanstore_command
 
 from fanstore.fuse.mounttable import find_mount
 
-FUSE = Path("/dev/fuse")
-
 #: Seconds for a mount to come up or to end. It takes one; the limit is only there to end a hang.
 LIMIT_S = 60.0
 
@@ -36,7 +30,7 @@ LIMIT_S = 60.0
 def fuse_problem() -> str:
     """Why nothing can be mounted here; "" if it can."""
     try:
-        os.close(os.open(FUSE, os.O_RDWR))
+        os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as error:
         return f"cannot open /dev/fuse: {error.strerror}"
     return ""
@@ -44,29 +38,6 @@ def fuse_problem() -> str:
 
 needs_fuse = pytest.mark.skipif(bool(fuse_problem()), reason=fuse_problem() or "-")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
-
-
-@contextmanager
-def fuse_for_everybody() -> Iterator[None]:
-    """Let other users than root mount, as nearly every distribution does. Two runs on one machine must not take it away
-    from each other: each holds a shared lock, and the last one restores what the first one found."""
-    with open("/tmp/fanstore-test-fuse-mode", "a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        mode = stat.S_IMODE(FUSE.stat().st_mode)
-        if mode != 0o666:
-            lock.write(f"{mode:o}\n")
-            lock.flush()
-            FUSE.chmod(0o666)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(BlockingIOError):  # another run still needs it
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                lock.seek(0)
-                found = lock.read().split()
-                lock.truncate(0)
-                if found:
-                    FUSE.chmod(int(found[0], 8))
 
 
 def wait_until(condition: Callable[[], bool], what: str, evidence: Callable[[], str], limit_s: float = LIMIT_S) -> None:

@@ -5,7 +5,6 @@ everything is given to that job, and not to the processes that try to look at so
 """
 
 import os
-import pwd
 import shutil
 import stat
 import subprocess
@@ -18,7 +17,8 @@ import leftovers
 import pytest
 from jobs import Job, StartJob, needs_jobs
 from load import Source, make_files
-from mounting import fuse_for_everybody, needs_root, prepare, wait_until
+from mounting import needs_root, prepare, wait_until
+from users import account
 
 pytest_plugins = ["jobs"]
 pytestmark = needs_jobs
@@ -60,22 +60,11 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def user(directory: Path) -> Iterator[User]:
-    for program in ("useradd", "userdel", "fusermount3", "setpriv"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not there")
-    name = f"fanstore-n{os.getpid()}"
-    subprocess.run(
-        ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=60
-    )
-    try:
-        entry = pwd.getpwnam(name)
+    with account("n") as entry:
         home = directory / "home"
         home.mkdir(mode=0o755)
         os.chown(home, entry.pw_uid, entry.pw_gid)
-        with fuse_for_everybody():
-            yield User(entry.pw_uid, entry.pw_gid, home)
-    finally:
-        subprocess.run(["userdel", name], check=True, timeout=60)
+        yield User(entry.pw_uid, entry.pw_gid, home)
 
 
 @pytest.fixture
