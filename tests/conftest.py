@@ -61,12 +61,34 @@ class LogGuard(logging.Handler):
             pytest.fail("announced with expect_warnings, but never logged: " + ", ".join(missing), pytrace=False)
 
 
+class Running:
+    """The tests that have begun and not ended, for the report of a run that was interrupted (scripts/test has a limit).
+
+    Attributes:
+        since_s: by name, when it has begun; of all workers.
+    """
+
+    def __init__(self) -> None:
+        self.since_s: dict[str, float] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.since_s[nodeid] = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.since_s.pop(nodeid, None)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for nodeid, since_s in self.since_s.items():
+            terminalreporter.write_line(f"INTERRUPTED {nodeid} after {time.monotonic() - since_s:.0f} s", red=True)
+
+
 _GUARD = pytest.StashKey[LogGuard]()
 _START_S = pytest.StashKey[float]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_START_S] = time.time()
+    config.pluginmanager.register(Running())
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         # Workers must not meet in the directories that programs (mpirun) make in TMPDIR under names of their own.
         own = Path(tempfile.gettempdir()) / worker
