@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import mpirun
-from jobs import ULFM, Job, StartJob, needs_jobs, needs_strace
+from jobs import PEER_TIMEOUT_S, ULFM, Job, StartJob, needs_jobs, needs_strace
 from load import Source, make_files
 from mounting import command, prepare, wait_until
 
@@ -151,6 +151,8 @@ def test_background_and_umount(prepared: Path, source: Path, tmp_path: Path) -> 
         tmp_path / "m{rank}",
         "--local",
         local,
+        "--peer-timeout",
+        str(PEER_TIMEOUT_S),
         "--background",
         "--launch",
         " ".join(mpirun(3)),
