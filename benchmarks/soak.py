@@ -32,6 +32,8 @@ KILL_AT, STOP_AT, CONTINUE_AT = 0.25, 0.45, 0.60
 #: its end: allocators take some from each new thread.
 GROWTH_BYTES = 24 << 20
 INTERVAL_S = 0.5
+#: For the last signs of life of a node that a busy machine has kept from answering in time.
+SETTLE_S = 30.0
 
 
 def memory(pid: int) -> dict[str, int]:
@@ -66,6 +68,16 @@ class Soak:
             time.sleep(INTERVAL_S)
         for rank in self.job.living():
             self.loads[rank].stop()
+        self._wait_until_used()
+
+    def _wait_until_used(self) -> None:
+        """Until everybody uses the stopped rank again, or a while: who did not hear of it asks now and then."""
+        others = [rank for rank in self.job.living() if rank != self.stopped]
+        end_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < end_s and any(
+            self.job.peer(rank, self.stopped)["state"] != "alive" for rank in others
+        ):
+            time.sleep(INTERVAL_S)
 
     def _kill(self) -> None:
         self.loads[self.killed].stop()

@@ -20,7 +20,7 @@ import leftovers
 import pytest
 
 #: Seconds that a daemon may take to end after the last test: an unmount is asynchronous for whoever asked for it.
-GRACE_S = 5.0
+GRACE_S = 20.0
 
 MakePrepared = Callable[..., Path]
 
@@ -64,6 +64,27 @@ class LogGuard(logging.Handler):
             pytest.fail("announced with expect_warnings, but never logged: " + ", ".join(missing), pytrace=False)
 
 
+class Running:
+    """The tests that have begun and not ended, for the report of a run that was interrupted (scripts/test has a limit).
+
+    Attributes:
+        since_s: by name, when it has begun; of all workers.
+    """
+
+    def __init__(self) -> None:
+        self.since_s: dict[str, float] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.since_s[nodeid] = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.since_s.pop(nodeid, None)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for nodeid, since_s in self.since_s.items():
+            terminalreporter.write_line(f"INTERRUPTED {nodeid} after {time.monotonic() - since_s:.0f} s", red=True)
+
+
 _GUARD = pytest.StashKey[LogGuard]()
 _START_S = pytest.StashKey[float]()
 
@@ -82,6 +103,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_START_S] = time.time()
+    config.pluginmanager.register(Running())
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        # Workers must not meet in the directories that programs (mpirun) make in TMPDIR under names of their own.
+        own = Path(tempfile.gettempdir()) / worker
+        own.mkdir(exist_ok=True)
+        own.chmod(0o1777)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(own)
     # A mark of its own for each session, unless scripts/test has given one that it checks itself afterwards.
     os.environ.setdefault(leftovers.MARK_VARIABLE, uuid.uuid4().hex)
 
@@ -115,6 +143,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Look for what was left behind; give daemons that are just ending a moment."""
+    if hasattr(session.config, "workerinput"):
+        return  # one of several, whose daemons may live: whoever has started the workers looks when all have ended
     # Hooks of a session get no fixtures; this attribute is what tmp_path_factory itself returns.
     base: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     deadline = time.monotonic() + GRACE_S
@@ -132,10 +162,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _left_behind(config: pytest.Config, base: Path) -> list[str]:
+    temporary = Path(tempfile.gettempdir())
+    places = [temporary, *(path for path in temporary.glob("gw*") if path.is_dir())]
     return [
         *leftovers.mounts_below(base),
         *leftovers.processes_of(os.environ[leftovers.MARK_VARIABLE], base),
-        *leftovers.job_directories(Path(tempfile.gettempdir()), config.stash[_START_S]),
+        *(line for place in places for line in leftovers.job_directories(place, config.stash[_START_S])),
     ]
 
 

@@ -82,7 +82,7 @@ async def cluster(
     replicas: int = 1,
     room: list[int] | None = None,
     verify: Verify | str = Verify.FIRST,
-    timeout_s: float = 5.0,
+    timeout_s: float = 60.0,
     cache_bytes: int = 64 << 20,
     drop_behind: bool = False,
     staged: bool = True,

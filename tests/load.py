@@ -107,7 +107,7 @@ class Load:
         """Forget how long reads took so far (one under way now may still be counted)."""
         self._slowest_s[:] = [0.0] * len(self._slowest_s)
 
-    def wait_reads(self, count: int, limit_s: float = 30.0) -> None:
+    def wait_reads(self, count: int, limit_s: float = 60.0) -> None:
         """Until every thread has read so many more files."""
         goals = [done + count for done in self._reads]
         deadline = time.monotonic() + limit_s
@@ -115,7 +115,7 @@ class Load:
             assert time.monotonic() < deadline, f"reads hang: {self._reads}, {self.failures}"
             time.sleep(0.01)
 
-    def stop(self, limit_s: float = 30.0) -> None:
+    def stop(self, limit_s: float = 60.0) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join(limit_s)

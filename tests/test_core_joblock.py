@@ -157,7 +157,7 @@ def test_a_killed_job_is_swept_and_a_living_one_is_not(base: Path) -> None:
         assert list(base.iterdir()) == []
     finally:
         child.kill()
-        child.communicate(timeout=10)
+        child.communicate(timeout=60)
 
 
 def test_a_command_that_outlives_the_job_does_not_hold_its_lock(base: Path) -> None:

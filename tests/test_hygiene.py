@@ -18,7 +18,7 @@ CONFTEST = Path(__file__).parent / "conftest.py"
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A session of its own, with the real conftest and leftovers modules."""
     # The grace is there for daemons; what is forgotten below never ends by itself, so do not wait for it.
-    pytester.makeconftest(CONFTEST.read_text().replace("GRACE_S = 5.0", "GRACE_S = 0.2"))
+    pytester.makeconftest(CONFTEST.read_text().replace("GRACE_S = 20.0", "GRACE_S = 0.2"))
     pytester.makepyfile(leftovers=(CONFTEST.parent / "leftovers.py").read_text())
     monkeypatch.delenv(leftovers.MARK_VARIABLE, raising=False)
     monkeypatch.setenv("TMPDIR", str(pytester.mkdir("temporary")))

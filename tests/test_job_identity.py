@@ -1,6 +1,6 @@
 """A dataset mounted by the ranks of a job is its source, byte for byte, on every one of them, from whatever source.
 
-Slow staging is made with strace, which delays the first read() of a partition by each thread: staging reads that way,
+Staging is held up with strace, which delays the first read() of a partition by each thread: staging reads that way,
 and nothing else does.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import oddities
 import pytest
-from jobs import Job, StartJob, needs_jobs, needs_strace
+from jobs import Job, StartJob, end_tracer, needs_jobs, needs_strace
 from load import forget
 from mounting import prepare
 
@@ -72,13 +72,16 @@ def test_without_local(start_job: StartJob, prepared: dict[str, Path], tree: Pat
 @pytest.mark.parametrize(("codec", "replicas"), [("none", 1), ("lz4", 2)])
 def test_while_staging(start_job: StartJob, prepared: dict[str, Path], tree: Path, codec: str, replicas: int) -> None:
     parts = [word for path in sorted(prepared[codec].glob("part-*.tar")) for word in ("-P", path)]
-    slow = ["strace", "-D", "-f", "-qq", "--seccomp-bpf", "-o", "/dev/null", *parts]
-    slow += ["-e", "trace=read", "-e", "inject=read:delay_enter=4500000:when=1"]
-    job = start_job(prepared[codec], RANKS, "--replicas", str(replicas), local=True, wrapper=slow)
+    # Not with --seccomp-bpf, whose filter stays when strace has gone.
+    held = ["strace", "-D", "-f", "-qq", "-o", "/dev/null", *parts]
+    held += ["-e", "trace=read", "-e", "inject=read:delay_enter=100s:when=1"]
+    job = start_job(prepared[codec], RANKS, "--replicas", str(replicas), local=True, wrapper=held)
     assert all_differences(tree, job) == []
     staged = [rank for rank in range(RANKS) if "staged" in job.log_text(rank)]
     assert not staged, "this was meant to be read while staging goes on"
     assert "shared" in sources(job)
+    for pid in job.pids:
+        end_tracer(pid)
     job.wait_staged()
     before = [job.reads(rank, "shared") for rank in range(RANKS)]
     for mount in job.mounts():

@@ -5,9 +5,7 @@ everything is given to that job, and not to the processes that try to look at so
 """
 
 import os
-import pwd
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
@@ -20,11 +18,10 @@ import pytest
 from jobs import Job, StartJob, needs_jobs
 from load import Source, make_files
 from mounting import needs_root, prepare, wait_until
+from users import account
 
 pytest_plugins = ["jobs"]
 pytestmark = needs_jobs
-
-FUSE = Path("/dev/fuse")
 
 
 @dataclass
@@ -44,7 +41,7 @@ class User:
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         line = [*self.prefix("--inh-caps=-all"), *command]
-        return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=20, cwd="/")
+        return subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=60, cwd="/")
 
 
 @pytest.fixture
@@ -57,30 +54,17 @@ def directory() -> Iterator[Path]:
         assert leftovers.mounts_below(path) == []
     finally:
         for line in leftovers.mounts_below(path):
-            subprocess.run(["umount", "-l", line.split()[1]], check=False, timeout=20)
+            subprocess.run(["umount", "-l", line.split()[1]], check=False, timeout=60)
         shutil.rmtree(path)
 
 
 @pytest.fixture
 def user(directory: Path) -> Iterator[User]:
-    for program in ("useradd", "userdel", "fusermount3", "setpriv"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not there")
-    name = f"fanstore-n{os.getpid()}"
-    subprocess.run(
-        ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/bin/sh", name], check=True, timeout=20
-    )
-    mode = stat.S_IMODE(FUSE.stat().st_mode)
-    try:
-        FUSE.chmod(0o666)
-        entry = pwd.getpwnam(name)
+    with account("n") as entry:
         home = directory / "home"
         home.mkdir(mode=0o755)
         os.chown(home, entry.pw_uid, entry.pw_gid)
         yield User(entry.pw_uid, entry.pw_gid, home)
-    finally:
-        FUSE.chmod(mode)
-        subprocess.run(["userdel", name], check=True, timeout=20)
 
 
 @pytest.fixture
@@ -108,8 +92,7 @@ def test_two_jobs_of_one_user(start_job: StartJob, prepared: Path, source: Path,
     for mount in [*first.mounts(), *second.mounts()]:
         contents.check(mount)
     assert len(list(base.iterdir())) == 4
-    first.signal_launcher(signal.SIGTERM)
-    first.wait_end()
+    first.end()
     wait_until(lambda: len(list(base.iterdir())) == 2, "end of the first job", first.evidence)
     for mount in second.mounts():
         contents.check(mount)

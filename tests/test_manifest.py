@@ -221,7 +221,7 @@ def test_deep_nesting_at_every_depth(opening: str, closing: str) -> None:
 
 
 def test_large_numbers_and_texts_take_no_time() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     content = json.loads(json.dumps(CONTENT))
     content["partitions"][0]["bytes"] = 10**4_000
     assert_refused(sealed(content))
@@ -234,7 +234,7 @@ def test_large_numbers_and_texts_take_no_time() -> None:
     with pytest.raises(FormatError) as caught:
         Manifest.loads(sealed(content))
     assert len(str(caught.value)) < 1_000
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @settings(max_examples=300, deadline=None)

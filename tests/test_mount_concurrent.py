@@ -80,7 +80,7 @@ def test_many_readers(mount: Mount, source: Path, tmp_path: Path, codec: str, op
     mounted = mount(prepared, *options, local=local)
     readers = [
         subprocess.Popen(
-            [sys.executable, "-c", READER, source, mounted.path, str(seed), "2"],
+            [sys.executable, "-c", READER, source, mounted.path, str(seed), "1"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -149,8 +149,7 @@ def test_killed_readers_do_not_stop_the_daemon(mount: Mount, source: Path, tmp_p
     numbers = random.Random(1)
     with python(STEADY, mounted.path / "large-text-1") as steady:
         assert steady.stdout is not None
-        end = time.monotonic() + 8
-        while time.monotonic() < end:
+        for _ in range(60):
             with python(ASKER, mounted.path, "a") as one, python(ASKER, mounted.path, "b") as two:
                 for asker in (one, two):
                     assert asker.stdout is not None
@@ -161,7 +160,7 @@ def test_killed_readers_do_not_stop_the_daemon(mount: Mount, source: Path, tmp_p
             while steady.stdout.read(65_536):
                 pass
             for _ in range(3):
-                if not select.select([steady.stdout], [], [], 5)[0]:
+                if not select.select([steady.stdout], [], [], LIMIT_S)[0]:
                     pytest.fail("the daemon has stopped answering\n" + mounted.evidence())
                 steady.stdout.read(65_536)
     mounted.stop()

@@ -162,7 +162,7 @@ def test_command_that_does_not_listen_is_killed(mount: Mount, prepared: Path) ->
     start = time.monotonic()
     mounted.signal(signal.SIGTERM)
     assert mounted.wait_end() == 137
-    assert 10 <= time.monotonic() - start < 20
+    assert time.monotonic() - start >= 10
     mounted.check_clean()
 
 
@@ -198,7 +198,10 @@ def test_terminal_interrupts_the_command_once(prepared: Path, tmp_path: Path) ->
 
 def test_what_the_command_left_running_does_not_keep_the_mount(mount: Mount, prepared: Path) -> None:
     """A grandchild works in the mount when the command has ended: detached, with a note that names it."""
-    mounted = mount(prepared, "--", "sh", "-c", "cd $FANSTORE_MOUNT; sleep 30 & echo $! >&2; echo ready", wait=False)
+    script = (
+        "cd $FANSTORE_MOUNT; sleep 30 & until [ $(cat /proc/$!/comm) = sleep ]; do :; done; echo $! >&2; echo ready"
+    )
+    mounted = mount(prepared, "--", "sh", "-c", script, wait=False)
     mounted.announced.append(r"is busy: sleep \(process \d+, working directory\); it was detached")
     try:
         assert mounted.wait_end() == 0
@@ -207,10 +210,12 @@ def test_what_the_command_left_running_does_not_keep_the_mount(mount: Mount, pre
         os.kill(int(mounted.output().split()[0]), signal.SIGKILL)
 
 
-def test_unmounted_under_the_command(mount: Mount, prepared: Path) -> None:
-    mounted = start_command(mount, prepared, "echo ready; sleep 1; exit 9")
+def test_unmounted_under_the_command(mount: Mount, prepared: Path, tmp_path: Path) -> None:
+    script = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 9"
+    mounted = start_command(mount, prepared, script)
     mounted.announced.append("was unmounted while the command was running")
     subprocess.run(["fusermount3", "-u", mounted.path], check=True, timeout=LIMIT_S)
+    (tmp_path / "go").touch()
     assert mounted.wait_end() == 9
     mounted.check_clean()
 
@@ -413,10 +418,10 @@ def test_hang_at_start_ends_with_evidence(prepared: Path, tmp_path: Path) -> Non
     os.mkfifo(fake / "manifest.json")
     for mode in ("--background", "--foreground"):
         log = tmp_path / f"log{mode}"
-        result = command("mount", fake, tmp_path / "m", mode, "--start-timeout", "1", "--log", log)
+        result = command("mount", fake, tmp_path / "m", mode, "--start-timeout", "2", "--log", log)
         assert result.returncode == 1
         assert result.stderr == (
-            f"fanstore-mount: error: opening {fake} took longer than 1.0 s; where it hangs is in {log}\n"
+            f"fanstore-mount: error: opening {fake} took longer than 2.0 s; where it hangs is in {log}\n"
         )
         assert 'manifest.py", line' in log.read_text(), "the stack of the thread that hangs"
         nothing_left(tmp_path / "m")

@@ -133,7 +133,7 @@ def test_mmap(source: Path, mounted: Mounted, name: str) -> None:
 
 
 def test_execute(mounted: Mounted) -> None:
-    result = subprocess.run([mounted.path / "script.sh", "yes"], capture_output=True, text=True, timeout=20)
+    result = subprocess.run([mounted.path / "script.sh", "yes"], capture_output=True, text=True, timeout=60)
     assert result.stdout == "run from the mount: yes\n"
 
 
@@ -178,7 +178,7 @@ def as_nobody(code: str, *arguments: str | Path) -> str:
     drop = "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)"
     script = f"import os, sys\n{drop}\n{code}"
     result = subprocess.run(
-        [sys.executable, "-S", "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=20
+        [sys.executable, "-S", "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -298,4 +298,4 @@ def test_readers_end_while_watched(mounted: Mounted) -> None:
         assert any("in the last" in line for line in lines)
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)

@@ -95,7 +95,7 @@ def test_refused_by_us(mounted: Mounted) -> None:
     """Root can make the mount writable for the kernel; then the requests reach us."""
 
     def remount(mode: str) -> None:
-        subprocess.run(["mount", "-i", "-o", f"remount,{mode}", mounted.path], check=True, timeout=20)
+        subprocess.run(["mount", "-i", "-o", f"remount,{mode}", mounted.path], check=True, timeout=60)
 
     remount("rw")
     try:

@@ -7,7 +7,7 @@ server that has died. Reads hang as long as they must; everything else goes on, 
 import os
 import signal
 import subprocess
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mounting
@@ -64,11 +64,9 @@ def test_slow_read_does_not_hold_up_the_rest(mount: Mount, outer: Mounted) -> No
     try:
         for reader in readers:
             wait_reading(inner, reader)
-        for _ in range(20):
-            start = time.monotonic()
+        for _ in range(20):  # if one of them waited for the outer mount, it would do so for ever
             inner.statistics()  # opened, made and read by the daemon each time
             assert sorted(os.listdir(inner.path)) == [f"file-{number}" for number in range(8)]
-            assert time.monotonic() - start < 2
         assert all(reader.poll() is None for reader in readers)
         outer.signal(signal.SIGCONT)
         assert [reader.wait(LIMIT_S) for reader in readers] == [0] * 4
@@ -133,16 +131,16 @@ def test_commands_on_a_silent_mount(mount: Mount, nested: Path) -> None:
     """They say that it does not answer instead of hanging with it; --lazy takes it away."""
     mounted = mount(nested)
     mounted.signal(signal.SIGSTOP)
-    umount = command("umount", mounted.path)
+    with ThreadPoolExecutor() as pool:  # at once: each waits for an answer for some seconds
+        commands = (("umount", mounted.path), ("stat", mounted.path), ("mount", nested, mounted.path))
+        umount, stat, again = pool.map(lambda arguments: command(*arguments), commands)
     assert umount.returncode == 1
     assert umount.stderr == (
         f"fanstore-umount: error: the daemon of {mounted.path} does not answer; "
         "--lazy takes the mount away all the same\n"
     )
-    stat = command("stat", mounted.path)
     assert stat.returncode == 1
     assert stat.stderr.startswith(f"fanstore-stat: error: the mount {mounted.path} does not answer")
-    again = command("mount", nested, mounted.path)
     assert again.returncode == 1
     assert f"a FanStore mount of {nested} at {mounted.path} does not answer" in again.stderr
     lazy = command("umount", "--lazy", mounted.path)

@@ -102,7 +102,7 @@ def test_no_sanitizer_report_on_preparing_all_oddities(tmp_path: Path) -> None:
         tmp_path / "_native.so", "-shared", "-fPIC", "-Wno-unused-parameter", *includes, *sources, "-llz4", "-lxxhash"
     )
     preload = subprocess.run(
-        [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=20
+        [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=60
     )
     tree = oddities.build(tmp_path / "tree")
     try:

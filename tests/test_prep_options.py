@@ -61,7 +61,7 @@ def test_more_partitions_than_files(files: int, tmp_path: Path) -> None:
     assert len(prepared.parts) == 5
     assert compare_trees(source, materialise(prepared, tmp_path / "back")) == []
     for part in (tmp_path / "out.fan").glob("part-*.tar"):
-        subprocess.run(["tar", "-tf", part], check=True, timeout=20, capture_output=True)
+        subprocess.run(["tar", "-tf", part], check=True, timeout=60, capture_output=True)
 
 
 def test_partition_size(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_hard_links_stay_with_their_file(tmp_path: Path) -> None:
     for part in sorted((tmp_path / "out.fan").glob("part-*.tar")):
         (tmp_path / "alone").mkdir()
         # Each partition can be unpacked alone: a link never leads to another partition.
-        subprocess.run(["tar", "-xpf", part, "-C", tmp_path / "alone"], check=True, timeout=20)
-        subprocess.run(["rm", "-rf", tmp_path / "alone"], check=True, timeout=20)
+        subprocess.run(["tar", "-xpf", part, "-C", tmp_path / "alone"], check=True, timeout=60)
+        subprocess.run(["rm", "-rf", tmp_path / "alone"], check=True, timeout=60)
     assert len(prepared.parts) == 6
 
 
@@ -235,7 +235,7 @@ def test_the_name_is_never_missing_while_it_is_replaced(tmp_path: Path) -> None:
         for _ in range(20):
             prepare(source, out, "--force")
         (tmp_path / "done").touch()
-        assert watch.communicate(timeout=20)[0] == ""
+        assert watch.communicate(timeout=60)[0] == ""
     finally:
         watch.kill()
         watch.wait()

@@ -44,9 +44,9 @@ def test_several_directories_are_merged(tmp_path: Path) -> None:
     os.utime(two, ns=(0, 5))
     prepared = prepare(one, two, three, tmp_path / "out.fan", "--codec", "lz4", "--partitions", "2")
     merged = tmp_path / "merged"
-    subprocess.run(["cp", "-a", one, merged], check=True, timeout=20)
+    subprocess.run(["cp", "-a", one, merged], check=True, timeout=60)
     for other in (two, three):
-        subprocess.run(["cp", "-a", f"{other}/.", merged], check=True, timeout=20)
+        subprocess.run(["cp", "-a", f"{other}/.", merged], check=True, timeout=60)
     # The first source's attributes win where several have the same directory.
     for path in (".", "shared", "shared/deeper"):
         status = (one / path).stat()
@@ -85,7 +85,7 @@ def test_a_clash_of_names_names_both(
     other = two
     if tarred:
         other = tmp_path / "two.tar"
-        subprocess.run(["tar", "-cf", other, "-C", two, "."], check=True, timeout=20)
+        subprocess.run(["tar", "-cf", other, "-C", two, "."], check=True, timeout=60)
     sentence = assert_one_error(run_inside("prep", one, other, tmp_path / "out.fan"), "prep")
     for part in (f"'{path}'", f"'{one}'", f"'{other}'"):
         assert part in sentence
@@ -139,7 +139,7 @@ def test_a_tar_with_everything_in_it(tree: Path, archive: Path, suffix: str, tmp
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 def test_compression_is_known_by_content_not_by_name(suffix: str, tmp_path: Path) -> None:
     root = make_tree(tmp_path / "root", "x")
-    subprocess.run(["tar", "-cf", tmp_path / "x.tar", "-C", root, "."], check=True, timeout=20)
+    subprocess.run(["tar", "-cf", tmp_path / "x.tar", "-C", root, "."], check=True, timeout=60)
     (tmp_path / "source").write_bytes(COMPRESSORS[suffix]((tmp_path / "x.tar").read_bytes()))
     prepared = prepare(tmp_path / "source", tmp_path / "out.fan")
     assert {b"x.txt", b"shared/deeper/x.bin"} <= prepared.paths()
@@ -149,7 +149,7 @@ def test_compression_is_known_by_content_not_by_name(suffix: str, tmp_path: Path
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
 def test_damaged_compressed_tars(suffix: str, damage: str, tmp_path: Path) -> None:
     root = make_tree(tmp_path / "root", "x")
-    subprocess.run(["tar", "-cf", tmp_path / "x.tar", "-C", root, "."], check=True, timeout=20)
+    subprocess.run(["tar", "-cf", tmp_path / "x.tar", "-C", root, "."], check=True, timeout=60)
     data = bytearray(COMPRESSORS[suffix]((tmp_path / "x.tar").read_bytes()))
     if damage == "cut":
         data = data[: len(data) * 2 // 3]
@@ -170,7 +170,7 @@ def test_damaged_compressed_tars(suffix: str, damage: str, tmp_path: Path) -> No
 def test_concatenated_compressed_streams(tmp_path: Path) -> None:
     """As pigz, bgzip and pzstd write them."""
     root = make_tree(tmp_path / "root", "x")
-    subprocess.run(["tar", "-cf", tmp_path / "x.tar", "--format=pax", "-C", root, "."], check=True, timeout=20)
+    subprocess.run(["tar", "-cf", tmp_path / "x.tar", "--format=pax", "-C", root, "."], check=True, timeout=60)
     data = (tmp_path / "x.tar").read_bytes()
     for suffix in ("tar.gz", "tar.zst"):
         pieces = [COMPRESSORS[suffix](data[at : at + 7_000]) for at in range(0, len(data), 7_000)]
@@ -181,7 +181,7 @@ def test_concatenated_compressed_streams(tmp_path: Path) -> None:
 
 def test_directories_and_tars_together(tmp_path: Path) -> None:
     one, two = make_tree(tmp_path / "one", "one"), make_tree(tmp_path / "two", "two")
-    subprocess.run(["tar", "-czf", tmp_path / "two.tar.gz", "-C", two, "."], check=True, timeout=20)
+    subprocess.run(["tar", "-czf", tmp_path / "two.tar.gz", "-C", two, "."], check=True, timeout=60)
     prepared = prepare(one, tmp_path / "two.tar.gz", tmp_path / "out.fan")
     assert {b"one.txt", b"two.txt", b"shared/deeper/one.bin", b"shared/deeper/two.bin"} <= prepared.paths()
 

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import leftovers
@@ -118,12 +117,10 @@ def test_readme_has_all_options_and_no_others(command: str) -> None:
 
 @needs_setup
 def test_second_setup_takes_a_moment() -> None:
-    begin = time.monotonic()
     result = run(SCRIPTS / "setup")
     assert result.returncode == 0, result.stderr
     assert "is up to date" in result.stdout
-    assert result.stdout.count("\n") == 1
-    assert time.monotonic() - begin < 10
+    assert result.stdout.count("\n") == 1, "nothing is built or installed"
 
 
 def test_training_loop_knows_nothing_of_us() -> None:

@@ -96,6 +96,6 @@ def test_gnu_tar_reads_sizes_of_8_gib_and_more(tmp_path: Path) -> None:
             file.write(headers)
             file.truncate(len(headers) + -(-size // 512) * 512 + 1024)
         listing = subprocess.run(
-            ["tar", "-tvf", tmp_path / "x.tar"], capture_output=True, text=True, check=True, timeout=20
+            ["tar", "-tvf", tmp_path / "x.tar"], capture_output=True, text=True, check=True, timeout=60
         )
         assert f" {size} 2017-07-14 " in listing.stdout

@@ -222,9 +222,9 @@ REFUSED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     assert listed(REFUSED[name]) is None
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 ACCEPTED: dict[str, tuple[bytes, set[bytes]]] = {
@@ -312,10 +312,10 @@ def test_long_names_do_not_take_long() -> None:
     many = pax(b"".join(record(b"key%d" % number, b"v" * 50) for number in range(15_000))) + A + END
     digits = pax(b"1" * 1_000_000) + A + END
     equal = pax(record(b"k", b"=" * 900_000)) + A + END
-    begin = time.monotonic()
+    begin = time.process_time()
     for data in (deep, many, digits, equal, pax(record(b"path", b"d/" * 1_000 + b"f")) + A + END):
         listed(data)
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 def test_memory_stays_bounded() -> None:

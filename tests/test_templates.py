@@ -61,7 +61,7 @@ def test_options_exist(template: Path) -> None:
 @pytest.mark.parametrize("template", SHELL_TEMPLATES, ids=name)
 def test_shell_template_parses(template: Path) -> None:
     assert template.read_text().startswith("#!/bin/bash\n#")
-    subprocess.run(["bash", "-n", template], check=True, timeout=20)
+    subprocess.run(["bash", "-n", template], check=True, timeout=60)
     if shutil.which("shellcheck"):
         checked = subprocess.run(["shellcheck", template], capture_output=True, text=True, timeout=60)
         assert checked.returncode == 0, checked.stdout

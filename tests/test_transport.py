@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from commands import BIN, mpirun
-from mpi_driver import ONLY_MPI
+from mpi_driver import CLOSE_S, ONLY_MPI
 from transport_conformance import RANKS, SCENARIOS, Node, content
 
 from fanstore.transport.inprocess import Network
@@ -133,7 +134,7 @@ class TestConformance:
     def test_open_mpi(self, scenario: str, directory: Path) -> None:
         printed = open_mpi(scenario, directory).run(scenario)
         assert len(printed) == RANKS - scenario.startswith("killed"), "each rank that lives has closed"
-        assert all(line["close_s"] < 5 for line in printed)
+        assert all(line["close_s"] < CLOSE_S / 2 for line in printed)
 
     @pytest.mark.skipif(not MPICH_PYTHON, reason="FANSTORE_TEST_MPICH names no Python with MPICH")
     @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in NEED_ULFM])
@@ -152,7 +153,7 @@ class TestOpenMpi:
     def test_a_stopped_rank_does_not_keep_the_others(self, directory: Path) -> None:
         printed = open_mpi("close_without_the_stopped", directory).run("close_without_the_stopped")
         assert sorted(line["rank"] for line in printed) == [0, 1]
-        assert all(line["close_s"] < 3.5 for line in printed), "close has a time limit"
+        assert all(line["close_s"] < CLOSE_S / 2 for line in printed), "close has a time limit"
 
     @pytest.mark.parametrize("scenario", ["fetch_all_to_all", "one_leaves", "stopped_and_continued"])
     def test_with_ulfm_as_without(self, scenario: str, directory: Path) -> None:
@@ -209,4 +210,4 @@ def test_faults_of_the_in_process_network() -> None:
         assert nodes[0].host.lost_ranks == [1]
         nodes[0].peers.close(1)
 
-    trio.run(main)
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

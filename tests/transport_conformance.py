@@ -26,8 +26,9 @@ from fanstore.transport.peers import (
 )
 
 RANKS = 3
-#: Long enough for any step on a machine that does something else as well; nothing waits for it when all is well.
-LIMIT_S = 20.0
+#: Long enough for any step on a machine that does much else as well; nothing waits for it when all is well. What must
+#: not wait at all is given a longer limit and must be through within this one.
+LIMIT_S = 40.0
 KIB, MIB = 1 << 10, 1 << 20
 PARTITION_BYTES = 5 * MIB
 SIZES = (1, 2, 23, 24, 100, 4095, 4096, 4097, 64 * KIB - 1, 64 * KIB, 107 * KIB, MIB + 1, 4 * MIB + 23)
@@ -158,8 +159,7 @@ async def gather_while_serving(node: Node) -> None:
     if node.rank == 0:
         await trio.sleep(0.3)
         for peer in node.others:
-            data = await node.peers.fetch(peer, node.partition_of(peer), 0, MIB, 2.0)
-            assert data == content(node.partition_of(peer))[:MIB]
+            await node.check_fetch(peer, node.partition_of(peer), 0, MIB)
     for step in range(20):
         values = await node.peers.gather_all(b"%d of %d" % (step, node.rank) * 500)
         assert values == [b"%d of %d" % (step, rank) * 500 for rank in range(node.size)]
@@ -174,14 +174,13 @@ async def killed_while_gathering(node: Node) -> None:
     if node.rank == 0:
         await trio.sleep(0.2)
         node.kill(2)
-    begin_s = time.monotonic()
-    try:
-        await node.peers.gather_all(b"and you?")
-    except FanstoreError as error:
-        assert "2 has died" in str(error) or "failed" in str(error)
-    else:
-        raise AssertionError("a dead rank has taken part")
-    assert time.monotonic() - begin_s < 5
+    with trio.fail_after(LIMIT_S):  # its own limit is longer
+        try:
+            await node.peers.gather_all(b"and you?")
+        except FanstoreError as error:
+            assert "2 has died" in str(error) or "failed" in str(error)
+        else:
+            raise AssertionError("a dead rank has taken part")
 
 
 async def fetch_all_to_all(node: Node) -> None:
@@ -260,7 +259,7 @@ async def _ask_the_stopped(node: Node, peer: int, healthy: int) -> None:
             await peers.fetch(peer, node.partition_of(peer), number * 10 * KIB, 100 * KIB, 0.3)
         except PeerTimeoutError as error:
             took_s = time.monotonic() - begin_s
-            assert 0.25 < took_s < 3, f"a time-out of 0.3 s took {took_s} s"
+            assert 0.25 < took_s < LIMIT_S, f"a time-out of 0.3 s took {took_s} s"
             given_up.append(str(error))
 
     node.stop(peer)
@@ -274,12 +273,13 @@ async def _ask_the_stopped(node: Node, peer: int, healthy: int) -> None:
     assert peers.is_silent(peer) and not peers.is_lost(peer) and not peers.is_silent(healthy)
     assert peers.statistics()["peers_silent"] == [peer]
     # The window is full of unanswered requests: that it is silent is known, and said at once.
-    for _ in range(3):
-        begin_s = time.monotonic()
-        try:
-            await peers.fetch(peer, node.partition_of(peer), 0, 10, 5)
-        except PeerTimeoutError:
-            assert time.monotonic() - begin_s < 1
+    with trio.fail_after(LIMIT_S):
+        for _ in range(3):
+            try:
+                await peers.fetch(peer, node.partition_of(peer), 0, 10, 2 * LIMIT_S)
+            except PeerTimeoutError:
+                continue
+            raise AssertionError("a stopped peer has answered")
     await node.check_fetch(healthy, node.partition_of(healthy), 0, MIB)
 
     node.cont(peer)
@@ -335,22 +335,19 @@ async def killed(node: Node) -> None:
         for offset in range(30):
             nursery.start_soon(reader, offset)
         await trio.sleep(0.2)
-        begin_s = time.monotonic()
         if node.rank == 0:
             node.kill(victim)
-    took_s = time.monotonic() - begin_s
-    assert took_s < 5, f"the death became known after {took_s} s"
+    # Who had waited for the time-out would not have learnt of a loss.
     assert len(errors) == 30 and f"rank {victim}" in errors[0]
     await node.until(lambda: node.host.lost_ranks == [victim], "the host knows it")
     assert node.peers.is_lost(victim) and node.peers.statistics()["peers_lost"] == [victim]
-    begin_s = time.monotonic()
-    for _ in range(20):
-        try:
-            await node.peers.fetch(victim, node.partition_of(victim), 0, 10, 5)
-        except PeerLostError:
-            continue
-        raise AssertionError("a dead peer has answered")
-    assert time.monotonic() - begin_s < 0.5
+    with trio.fail_after(LIMIT_S):
+        for _ in range(20):
+            try:
+                await node.peers.fetch(victim, node.partition_of(victim), 0, 10, 2 * LIMIT_S)
+            except PeerLostError:
+                continue
+            raise AssertionError("a dead peer has answered")
     survivor = 1 - node.rank
     for size in SIZES:
         await node.check_fetch(survivor, node.partition_of(survivor), 5, size)
@@ -420,7 +417,7 @@ async def many_ask_one(node: Node) -> None:
                 await node.peers.fetch(0, 0, number * KIB, 4 * MIB, LIMIT_S)
 
     before = resident_bytes()
-    with trio.fail_after(LIMIT_S * 2):
+    with trio.fail_after(LIMIT_S):
         for _ in range(2):
             if node.rank != 0:
                 async with trio.open_nursery() as nursery:

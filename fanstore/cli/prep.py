@@ -127,7 +127,7 @@ def _main(argv: list[str] | None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _finish(request: Request, outcome: Outcome | None, seconds: float) -> int:

@@ -264,7 +264,7 @@ class Job:
         return next((value for value in codes if value), 0)
 
     async def find_missing(self, limit_s: float) -> list[NodeState]:
-        """Nodes that are not known to be done or dead, and yet do not answer."""
+        """Nodes that are not known to be done or dead, and yet do not answer; by rank."""
         missing: list[NodeState] = []
         peers = self.peers
         if peers is None:
@@ -282,4 +282,4 @@ class Job:
             for node in self.nodes:
                 if not self._needs_nothing(node):
                     nursery.start_soon(ask, node)
-        return [node for node in missing if not self._needs_nothing(node)]
+        return [node for node in self.nodes if node in missing and not self._needs_nothing(node)]

@@ -444,7 +444,7 @@ class _Session:
         if ended.event.is_set() and ended.error is None:
             log.warning("%s was unmounted while the command was running", mount.point)
         if signals.seen:
-            return await self._end_together(job, code)
+            return await self._end_together(job, code, signals)
         # The others may still need what is on this node's disk; a signal ends the waiting.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_log_one, signals, nursery.cancel_scope)
@@ -459,21 +459,32 @@ class _Session:
             nursery.start_soon(_cancel_after, ended.event, nursery.cancel_scope)
             nursery.start_soon(_cancel_after, job.ending, nursery.cancel_scope)
         job.end_all()
-        await self._end_together(job, 0)
+        await self._end_together(job, 0, signals)
         return 0
 
-    async def _end_together(self, job: Job, code: int) -> int:
-        """The job was told to end: wait for nobody longer than a moment, and say so if a node is missing."""
+    async def _end_together(self, job: Job, code: int, signals: _Signals) -> int:
+        """The job was told to end: wait for nobody longer than a moment, and say so if a node is missing.
+
+        Only after a signal, by which a launcher ends the others when one has died; it may come after a peer's word to
+        end. An unmount is no reason for suspicion, and on a busy node the moment can be too short for an honest peer.
+        """
         missing: list[NodeState] = []
 
         async def look() -> None:
             missing.extend(await job.find_missing(TOGETHER_S))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
-            code = await job.finish(code, TOGETHER_S)
+        async def listen() -> None:
+            async for _ in signals:
+                log.debug("a signal while the job ends")
+
+        async with trio.open_nursery() as listening:
+            listening.start_soon(listen)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look)
+                code = await job.finish(code, TOGETHER_S)
+            listening.cancel_scope.cancel()
         speaker = next(node.rank for node in job.nodes if node not in missing)
-        if missing and not self._survives and job.rank == speaker:
+        if missing and signals.seen and not self._survives and job.rank == speaker:
             log.warning(
                 "rank %d on %s does not answer; if it has died and the launcher ends the job for that: with "
                 "'mpirun --with-ft ulfm' (Open MPI 5) the other nodes go on",

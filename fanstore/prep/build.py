@@ -121,8 +121,11 @@ def prepare(request: Request, ranks: Ranks, note: Callable[[str], None]) -> Outc
         # Interrupted, or a bug: the others may be anywhere and must not wait for this rank. Rank 0 has removed what was
         # written when it comes here; the others give it the time for that.
         interrupted = isinstance(error, KeyboardInterrupt)
-        if ranks.size > 1 and not interrupted:
-            traceback.print_exc()  # nobody else will: an abort ends this process at once
+        if ranks.size > 1:  # nobody else will say it: an abort ends this process at once
+            if interrupted:
+                note(f"interrupted by {error} (rank {ranks.rank} on {socket.gethostname()})")
+            else:
+                traceback.print_exc()
         if ranks.rank != 0:
             time.sleep(_ABORT_DELAY_S)
         ranks.abort(EXIT_ABORTED if interrupted else 1)

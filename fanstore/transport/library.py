@@ -59,6 +59,11 @@ def initialise() -> tuple[Any, Any]:
     return MPI, own
 
 
+def finalise(mpi: Any) -> None:
+    """End MPI. Collective, and may hang; mpi4py's function would hold the GIL meanwhile, and so stop all threads."""
+    ctypes.CDLL(mpi.__file__).MPI_Finalize()
+
+
 def broadcast(world: Any, value: bytes | None, length: int) -> memoryview:
     """Rank 0's ``value`` in page-aligned memory of its own on every rank. Collective; returns when it is through."""
     memory = mmap.mmap(-1, max(1, length), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

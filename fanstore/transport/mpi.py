@@ -291,8 +291,8 @@ class MpiPeers:
                 if got is not None:
                     self._hear(peer, got)
             self._poll_until_ended()
-            if all(peer.said_bye or peer.lost for peer in self._peers.values()):
-                self._mpi.Finalize()
+            if all(peer.said_bye for peer in self._peers.values()):
+                library.finalise(self._mpi)
         except Exception:
             log.exception("the MPI thread failed; peers cannot be reached any more")
             self._fail_everything()
