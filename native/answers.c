@@ -100,6 +100,7 @@ static enum fsx_verdict lookup(const struct fsx_tree *tree, const struct fsx_req
 static enum fsx_verdict getattr(const struct fsx_tree *tree, uint32_t entry, struct fsx_reply *reply) {
     struct fuse_attr_out out = {.attr_valid = FSX_CACHE_S};
     fill_attributes(tree, entry, &out.attr);
+    out.attr.ino = (uint64_t)entry + 1; /* what was asked for, whatever it is */
     return succeed(reply, &out, sizeof out);
 }
 

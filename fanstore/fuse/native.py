@@ -70,12 +70,14 @@ class NativeEngine:
         reader: Reader,
         statistics: Statistics,
         cache_bytes: int,
+        workers: int | None = None,
     ) -> None:
+        """``workers``: number of threads; None for as many as suit the machine."""
         self._store = store
         self._reader = reader
         self._statistics = statistics
         cores = len(os.sched_getaffinity(0))
-        self.workers = min(max(WORKERS_LEAST, WORKERS_PER_CORE * cores), WORKERS_MOST)
+        self.workers = workers or min(max(WORKERS_LEAST, WORKERS_PER_CORE * cores), WORKERS_MOST)
         totals = namespace.statfs()
         self._engine = _native.Engine(
             index.native,
@@ -88,7 +90,7 @@ class NativeEngine:
             verify=_VERIFY[reader.verify],
             cache_bytes=cache_bytes,
             workers=self.workers,
-            shared_readers=self.workers - RESERVED_WORKERS,
+            shared_readers=max(1, self.workers - RESERVED_WORKERS),
             max_background=MAX_BACKGROUND,
         )
         self._ours, self.socket = _socket_pair()
