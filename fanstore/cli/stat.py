@@ -144,6 +144,9 @@ def _read(control: Path, name: str) -> bytes:
 
 # --- the tables ---
 
+#: What is shown of the caches.
+_CACHE_KEYS = ("used_bytes", "capacity_bytes", "hits", "misses")
+
 
 def _report(sample: _Sample, before: _Sample | None) -> Iterator[str]:
     yield f"{sample.config['prepared']} on {sample.config['mountpoint']}"
@@ -184,7 +187,13 @@ def _table(sample: _Sample, before: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _details(stats: Mapping[str, Any]) -> Iterator[str]:
-    cache, staging, errors, memory = stats["cache"], stats["staging"], stats["errors"], stats["memory"]
+    staging, errors, memory, engine = stats["staging"], stats["errors"], stats["memory"], stats["engine"]
+    # The native engine has a cache of its own, and --cache bounds both together.
+    cache = {key: stats["cache"][key] + engine.get("cache", {}).get(key, 0) for key in _CACHE_KEYS}
+    answered = f"{engine['answered_python']:,} requests answered by Python"
+    if engine["name"] == "native":
+        answered = f"{engine['answered_native']:,} requests answered natively, {engine['answered_python']:,} by Python"
+    yield f"engine      {engine['name']}: {answered}"
     asked = cache["hits"] + cache["misses"]
     hits = f"{cache['hits'] / asked:.1%} of {asked:,} look-ups hit" if asked else "not used so far"
     yield f"cache       {format_bytes(cache['used_bytes'])} of {format_bytes(cache['capacity_bytes'])}, {hits}"

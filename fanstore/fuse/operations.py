@@ -110,9 +110,13 @@ class FanstoreOperations(pyfuse3.Operations):
 
     # --- names and attributes ---
 
+    def _named(self, inode: int) -> Inode:
+        """The inode that the name space knows: for a snapshot, a control file; all of them are alike there."""
+        return Inode(inode) if self._snapshots.get(inode) is None else self._control.files
+
     def _entry(self, inode: Inode) -> EntryAttributes:
         snapshot = self._snapshots.get(inode)
-        attributes = self._namespace.attributes(inode if snapshot is None else self._control.files)
+        attributes = self._namespace.attributes(self._named(inode))
         if snapshot is not None:
             size = len(snapshot.content)
             attributes = attributes._replace(
@@ -161,15 +165,15 @@ class FanstoreOperations(pyfuse3.Operations):
 
     @_handler
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
-        return self._namespace.readlink(Inode(inode))
+        return self._namespace.readlink(self._named(inode))
 
     @_handler
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
-        return self._namespace.get_xattr(Inode(inode), name)
+        return self._namespace.get_xattr(self._named(inode), name)
 
     @_handler
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
-        return self._namespace.list_xattrs(Inode(inode))
+        return self._namespace.list_xattrs(self._named(inode))
 
     @_handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -213,6 +217,7 @@ class FanstoreOperations(pyfuse3.Operations):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         snapshot = self._snapshots.get(fh)
         if snapshot is not None:
+            snapshot.read = True
             return snapshot.content[off : off + size]
         # pyfuse3 takes any buffer, whatever its annotation says; a copy of what came from a peer would cost as much as
         # its checksum.

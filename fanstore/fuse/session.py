@@ -10,9 +10,8 @@ import enum
 import functools
 import logging
 import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Never
@@ -39,6 +38,7 @@ from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import FanstoreOperations
 from fanstore.fuse.processes import start_ticks
 from fanstore.fuse.sharedmemory import SharedMemory
+from fanstore.fuse.signals import Signals, ending_signals, log_one, stopped_by
 from fanstore.fuse.startwatch import StartWatch
 from fanstore.transport.ranks import launched_size
 from fanstore.units import format_bytes
@@ -108,14 +108,6 @@ class MountInfo:
     rank: int
 
 
-class StoppedError(FanstoreError):
-    """A signal ended the start; the exit code is the one that shells use."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} before the mount was up")
-        self.exit_code = 128 + number
-
-
 @dataclass(frozen=True)
 class _Claim:
     """What this node has for the job: a mount point and perhaps a disk, or a problem."""
@@ -136,23 +128,6 @@ class _Ended:
     def __init__(self) -> None:
         self.event = trio.Event()
         self.error: Exception | None = None
-
-
-class _Signals(AsyncIterator[int]):
-    """The signals that arrive, and whether there was one.
-
-    Attributes:
-        seen: a signal was taken.
-    """
-
-    def __init__(self, received: AsyncIterator[int]) -> None:
-        self._received = received
-        self.seen = False
-
-    async def __anext__(self) -> int:
-        number = await anext(self._received)
-        self.seen = True
-        return number
 
 
 def run_session(settings: MountSettings, watch: StartWatch, on_ready: Callable[[MountInfo], None]) -> int:
@@ -184,9 +159,9 @@ class _Session:
         self._engine: NativeEngine | None = None
 
     async def main(self) -> int:
-        with trio.open_signal_receiver(*_ending_signals()) as received, self._cleanup:
-            signals = _Signals(received)
-            async with _stopped_by(signals):
+        with trio.open_signal_receiver(*ending_signals()) as received, self._cleanup:
+            signals = Signals(received)
+            async with stopped_by(signals):
                 job = await self._join()
                 claim = await self._claim(job)
                 prepared = await self._open(job)
@@ -343,9 +318,7 @@ class _Session:
                 self._without_engine(error)
         return mount_kernel(operations, point, source, allow_other)
 
-    async def _serve(
-        self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: _Signals
-    ) -> int:
+    async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:
         self._watch.begin()
         mount, problem = None, None
         try:
@@ -362,7 +335,7 @@ class _Session:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._loop, ended)
                 try:
-                    async with _stopped_by(signals):
+                    async with stopped_by(signals):
                         await self._come_up(mount, job)
                     point.release()
                     raise_kernel_limits(mount.device)
@@ -416,7 +389,7 @@ class _Session:
             await trio.to_thread.run_sync(path.read_bytes, abandon_on_cancel=True)
         self._watch.give_up(scope, f"the first answer of the mount at {mount.point}")
 
-    async def _use(self, mount: Mount, node: Node, job: Job, ended: _Ended, signals: _Signals) -> int:
+    async def _use(self, mount: Mount, node: Node, job: Job, ended: _Ended, signals: Signals) -> int:
         """Stage, if that is not done; wait for the end: of the command, or else a signal, an unmount or the job's."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.look_after_peers)
@@ -429,7 +402,7 @@ class _Session:
             nursery.cancel_scope.cancel()
         return code or (1 if ended.error is not None else 0)
 
-    async def _run_command(self, mount: Mount, job: Job, ended: _Ended, signals: _Signals) -> int:
+    async def _run_command(self, mount: Mount, job: Job, ended: _Ended, signals: Signals) -> int:
         environment = {
             **os.environ,
             "FANSTORE_MOUNT": str(mount.point),
@@ -447,22 +420,22 @@ class _Session:
             return await self._end_together(job, code, signals)
         # The others may still need what is on this node's disk; a signal ends the waiting.
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_log_one, signals, nursery.cancel_scope)
+            nursery.start_soon(log_one, signals, nursery.cancel_scope)
             code = await job.finish(code)
             nursery.cancel_scope.cancel()
         return code
 
-    async def _wait_for_end(self, job: Job, ended: _Ended, signals: _Signals) -> int:
+    async def _wait_for_end(self, job: Job, ended: _Ended, signals: Signals) -> int:
         """A daemon without a command ends by a signal or an unmount, and takes the others of its job along."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_log_one, signals, nursery.cancel_scope)
+            nursery.start_soon(log_one, signals, nursery.cancel_scope)
             nursery.start_soon(_cancel_after, ended.event, nursery.cancel_scope)
             nursery.start_soon(_cancel_after, job.ending, nursery.cancel_scope)
         job.end_all()
         await self._end_together(job, 0, signals)
         return 0
 
-    async def _end_together(self, job: Job, code: int, signals: _Signals) -> int:
+    async def _end_together(self, job: Job, code: int, signals: Signals) -> int:
         """The job was told to end: wait for nobody longer than a moment, and say so if a node is missing.
 
         Only after a signal, by which a launcher ends the others when one has died; it may come after a peer's word to
@@ -550,38 +523,8 @@ def _describe(settings: MountSettings, prepared: PreparedDataset, job: Job) -> d
     }
 
 
-def _ending_signals() -> list[int]:
-    """Signals that end us; not those that whoever started us wants ignored (nohup, or & in a script)."""
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
-
-
-@contextlib.asynccontextmanager
-async def _stopped_by(signals: AsyncIterator[int]) -> AsyncIterator[None]:
-    """Cancel the body when a signal arrives, and raise StoppedError."""
-    number = 0
-
-    async def wait() -> None:
-        nonlocal number
-        number = await anext(signals)
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
-        yield
-        nursery.cancel_scope.cancel()
-    if number:
-        raise StoppedError(number)
-
-
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
-    scope.cancel()
-
-
-async def _log_one(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    number = await anext(signals)
-    log.info("%s: ending", signal.Signals(number).name)
     scope.cancel()
 
 

@@ -1,0 +1,71 @@
+"""The signals that end a daemon: which of them, whether one has come, and what they interrupt.
+
+Owns no handler of its own: trio's receiver does (``trio.open_signal_receiver``). One place waits for signals at any
+time: the start, the command, or the end. Used by session.py, on the trio thread.
+"""
+
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+
+import trio
+
+from fanstore.errors import FanstoreError
+
+log = logging.getLogger(__name__)
+
+
+class StoppedError(FanstoreError):
+    """A signal ended the start; the exit code is the one that shells use."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} before the mount was up")
+        self.exit_code = 128 + number
+
+
+class Signals(AsyncIterator[int]):
+    """The signals that arrive, and whether there was one.
+
+    Attributes:
+        seen: a signal was taken.
+    """
+
+    def __init__(self, received: AsyncIterator[int]) -> None:
+        self._received = received
+        self.seen = False
+
+    async def __anext__(self) -> int:
+        number = await anext(self._received)
+        self.seen = True
+        return number
+
+
+def ending_signals() -> list[int]:
+    """Signals that end us; not those that whoever started us wants ignored (nohup, or & in a script)."""
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.asynccontextmanager
+async def stopped_by(signals: AsyncIterator[int]) -> AsyncIterator[None]:
+    """Cancel the body when a signal arrives, and raise StoppedError."""
+    number = 0
+
+    async def wait() -> None:
+        nonlocal number
+        number = await anext(signals)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        yield
+        nursery.cancel_scope.cancel()
+    if number:
+        raise StoppedError(number)
+
+
+async def log_one(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    number = await anext(signals)
+    log.info("%s: ending", signal.Signals(number).name)
+    scope.cancel()
