@@ -48,12 +48,16 @@ def start_reader(path: Path) -> subprocess.Popen[bytes]:
 def hangs_in_kernel(pid: int) -> bool:
     """Whether a thread of the process waits for a FUSE file system, or for a page that one is to fill."""
     waits = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/wchan")]
-    return any(name in wait for name in ("fuse", "request_wait_answer", "folio") for wait in waits)
+    # A daemon that waits for requests is in fuse_dev_do_read, if it is not in epoll.
+    return any(
+        name in wait and "fuse_dev" not in wait for name in ("fuse", "request_wait_answer", "folio") for wait in waits
+    )
 
 
 def wait_reading(mounted: Mounted, reader: subprocess.Popen[bytes]) -> None:
-    """Until the reader hangs in the kernel, waiting for the mount."""
+    """Until the reader hangs in the kernel, waiting for the mount, and its daemon for the one that is stopped."""
     wait_until(lambda: hangs_in_kernel(reader.pid), "hanging read", mounted.evidence)
+    wait_until(lambda: hangs_in_kernel(mounted.process.pid), "hanging read of the daemon", mounted.evidence)
 
 
 def test_slow_read_does_not_hold_up_the_rest(mount: Mount, outer: Mounted) -> None:
