@@ -312,6 +312,23 @@ static struct chunk chunk_of(const struct fsx_index *x, uint32_t entry, uint32_t
                           .mark = (size_t)x->entries + x->first[entry] + number, .first = number == 0, .lz4 = lz4};
 }
 
+int fsx_content_keep(struct fsx_content *content, uint32_t entry, uint32_t number, const void *data, size_t bytes) {
+    const struct fsx_index *x = content->index;
+    if (entry >= x->entries || !S_ISREG(x->mode[entry]) || number >= (x->count[entry] > 0 ? x->count[entry] : 1) ||
+        chunk_of(x, entry, number).content_bytes != bytes)
+        return EINVAL;
+    bool claimed;
+    struct fsx_cached *cached = fsx_cache_claim(content->cache, entry, number, bytes, &claimed);
+    if (cached == NULL)
+        return ENOMEM;
+    if (claimed) {
+        memcpy(cached->data, data, bytes);
+        fsx_cache_publish(content->cache, cached, true);
+    }
+    fsx_cache_release(content->cache, cached);
+    return 0;
+}
+
 static bool must_check(const struct fsx_content *content, const struct file *file, const struct chunk *chunk) {
     if (content->verify == FSX_VERIFY_NEVER)
         return false;

@@ -58,7 +58,11 @@ void fsx_content_free(struct fsx_content *content);
  * prepared one, 2 a local copy. `verified`: all of its bytes were compared with their checksum. 0 or an errno. */
 int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uint8_t number, bool verified);
 
-/* The cache, for what Python has fetched. */
+/* Put a chunk that Python has fetched into the cache, unless it is there. 0, ENOMEM, or EINVAL if the index knows no such
+ * chunk, or one of another length: what is in the cache is copied from without a further look. */
+int fsx_content_keep(struct fsx_content *content, uint32_t entry, uint32_t number, const void *data, size_t bytes);
+
+/* The cache, for its counters. */
 struct fsx_cache *fsx_content_cache(struct fsx_content *content);
 
 /* `length` bytes (at most FSX_ANSWER_BYTES) of a file from `offset`, all inside it, into hands->answer. False if Python

@@ -169,20 +169,16 @@ static PyObject *engine_keep(EngineObject *self, PyObject *args) {
     Py_buffer data;
     if (!PyArg_ParseTuple(args, "IIy*", &entry, &chunk, &data))
         return NULL;
-    struct fsx_cache *cache = fsx_content_cache(self->settings.content);
-    bool claimed;
+    int error;
     Py_BEGIN_ALLOW_THREADS
-    struct fsx_cached *cached = fsx_cache_claim(cache, entry, chunk, (size_t)data.len, &claimed);
-    if (cached != NULL) {
-        if (claimed) {
-            memcpy(cached->data, data.buf, (size_t)data.len);
-            fsx_cache_publish(cache, cached, true);
-        }
-        fsx_cache_release(cache, cached);
-    }
+    error = fsx_content_keep(self->settings.content, entry, chunk, data.buf, (size_t)data.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&data);
-    Py_RETURN_NONE;
+    if (error == EINVAL) {
+        PyErr_SetString(PyExc_ValueError, "there is no such chunk, or it has another length");
+        return NULL;
+    }
+    Py_RETURN_NONE; /* without memory it is not kept, that is all */
 }
 
 static PyObject *engine_ended(EngineObject *self, PyObject *unused) {
