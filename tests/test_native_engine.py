@@ -1,5 +1,7 @@
 """The native engine by itself: its door to Python, and (native/engine_drive.c) the whole of it under sanitizers."""
 
+import os
+import re
 from pathlib import Path
 
 import mounting
@@ -57,3 +59,31 @@ def test_only_chunks_of_the_index_are_kept(prepared: Path) -> None:
     for number, chunk, length in wrong:
         with pytest.raises(ValueError, match="no such chunk"):
             engine.keep(number, chunk, bytes(length))
+
+
+def test_the_best_file_of_a_partition_is_used(prepared: Path) -> None:
+    """The store may open a file several times, and tell of a prepared one after its local copy."""
+    engine = make_engine(PreparedDataset.open(prepared))
+    before = descriptors()
+    with open(prepared / "part-00000.tar", "rb") as file:
+        results = [engine.use(0, file.fileno(), number, False) for number in (1, 1, 2, 1, 2)]
+        assert results == [True, False, True, False, False]
+        kept = descriptors() - before - {str(file.fileno())}
+        assert 2 <= len(kept) <= 3  # the prepared one, the copy, and that for direct I/O if its file system can
+        with pytest.raises(OSError, match="Invalid argument"):
+            engine.use(10_000, file.fileno(), 1, False)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            engine.use(1, 1_000_000, 1, False)
+    assert all(is_closed_on_exec(descriptor) for descriptor in kept)
+    del engine
+    assert descriptors() == before
+
+
+def descriptors() -> set[str]:
+    """What is open; not the descriptor with which that is found out."""
+    return {name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+
+
+def is_closed_on_exec(descriptor: str) -> bool:
+    flags = re.search(r"flags:\s+(\d+)", Path(f"/proc/self/fdinfo/{descriptor}").read_text())
+    return flags is not None and bool(int(flags[1], 8) & os.O_CLOEXEC)
