@@ -1,7 +1,7 @@
 /* engine.c: see engine.h.
  *
- * Locks: `lock` guards the crossings, and nothing else; it is never held during a system call. What a worker counts is
- * its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
+ * Locks: `lock` guards the crossings and what the kernel offered; it is never held during a system call. What a worker
+ * counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
  */
 #include "engine.h"
 
@@ -84,9 +84,9 @@ struct fsx_engine {
     atomic_bool ended;
     atomic_int error;
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
-    struct fsx_kernel kernel;          /* written before init_unique, read after */
 
     pthread_mutex_t lock;
+    struct fsx_kernel kernel; /* what INIT said; before that, zeros */
     pthread_cond_t slot_free;
     struct slot *slots;
     uint32_t free_slots;             /* a list */
@@ -255,8 +255,10 @@ static void observe_init(struct fsx_engine *engine, const struct fsx_request *re
     struct fuse_init_in in = {0};
     const size_t known = request->arg_bytes < sizeof in ? request->arg_bytes : sizeof in;
     memcpy(&in, request->arg, known);
-    engine->kernel = (struct fsx_kernel){.major = in.major, .minor = in.minor,
-                                         .flags = in.flags | ((in.flags & FUSE_INIT_EXT) ? (uint64_t)in.flags2 << 32 : 0)};
+    const uint64_t more_flags = (in.flags & FUSE_INIT_EXT) != 0 ? (uint64_t)in.flags2 << 32 : 0;
+    pthread_mutex_lock(&engine->lock);
+    engine->kernel = (struct fsx_kernel){.major = in.major, .minor = in.minor, .flags = in.flags | more_flags};
+    pthread_mutex_unlock(&engine->lock);
     atomic_store(&engine->init_unique, unique);
 }
 
@@ -296,7 +298,7 @@ static void complete_init(struct fsx_engine *engine, uint8_t *packet, size_t byt
         return;
     const size_t known = bytes - sizeof head < sizeof out ? bytes - sizeof head : sizeof out;
     memcpy(&out, packet + sizeof head, known);
-    const uint64_t offered = engine->kernel.flags;
+    const uint64_t offered = fsx_engine_kernel(engine).flags;
     atomic_store(&engine->tree.no_open, (offered & FUSE_NO_OPEN_SUPPORT) != 0);
     atomic_store(&engine->tree.no_opendir, (offered & FUSE_NO_OPENDIR_SUPPORT) != 0);
     const uint32_t wanted = FUSE_CACHE_SYMLINKS | FUSE_PARALLEL_DIROPS | FUSE_ASYNC_READ | FUSE_DO_READDIRPLUS;
@@ -517,7 +519,12 @@ bool fsx_engine_ended(struct fsx_engine *engine, int *error) {
     return atomic_load(&engine->ended);
 }
 
-struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine) { return engine->kernel; }
+struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    const struct fsx_kernel kernel = engine->kernel;
+    pthread_mutex_unlock(&engine->lock);
+    return kernel;
+}
 
 void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *counts) {
     memset(counts, 0, sizeof *counts);
