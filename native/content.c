@@ -41,10 +41,10 @@ _Static_assert(FSX_ANSWER_BYTES + PAGE_BYTES <= ANSWER_ROOM && FSX_CHUNK_BYTES +
 #define FRAME_HEADER_BYTES 15u
 #define BLOCK_IS_PLAIN 0x80000000u
 
-/* One file that holds a partition. Never changes once it is published, but for `direct_fd`, which may become -1. */
+/* One file that holds a partition. Never changes once it is published, but for what is atomic. */
 struct file {
     int fd;
-    atomic_int direct_fd; /* the same file for I/O round the page cache; -1 if that is not possible */
+    int direct_fd; /* the same file for I/O round the page cache; -1 if that is not possible */
     uint32_t direct_align;
     uint8_t *map; /* of a file that can be read directly, only to ask what the page cache has; NULL if there is none */
     size_t map_bytes;
@@ -111,20 +111,23 @@ struct fsx_content *fsx_content_new(const struct fsx_index *index, uint8_t *mark
     return content;
 }
 
+static void close_file(struct file *file) {
+    close(file->fd);
+    if (file->direct_fd >= 0)
+        close(file->direct_fd);
+    if (file->map != NULL)
+        munmap(file->map, file->map_bytes);
+    free((void *)file->consumed);
+    free(file);
+}
+
 void fsx_content_free(struct fsx_content *content) {
     if (content == NULL)
         return;
     for (uint32_t p = 0; content->files != NULL && p < content->index->partitions; p++)
         for (struct file *file = atomic_load(&content->files[p]), *next; file != NULL; file = next) {
             next = file->replaced;
-            close(file->fd);
-            const int direct = atomic_load(&file->direct_fd);
-            if (direct >= 0)
-                close(direct);
-            if (file->map != NULL)
-                munmap(file->map, file->map_bytes);
-            free((void *)file->consumed);
-            free(file);
+            close_file(file);
         }
     free(content->files);
     fsx_cache_free(content->cache);
@@ -180,11 +183,16 @@ int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uin
     atomic_init(&file->can_dontcache, true);
     /* Not for a shared file system: its own caches and read-ahead are what makes it bearable. */
     const bool direct = file->origin == FSX_LOCAL && !file->memory;
-    atomic_init(&file->direct_fd, direct ? open_direct(file->fd, &file->direct_align) : -1);
-    if (atomic_load(&file->direct_fd) >= 0)
+    file->direct_fd = direct ? open_direct(file->fd, &file->direct_align) : -1;
+    if (file->direct_fd >= 0)
         map_file(file);
     file->replaced = atomic_load(&content->files[partition]);
-    atomic_store(&content->files[partition], file);
+    do
+        if (file->replaced != NULL && file->replaced->number >= number) {
+            close_file(file);
+            return EEXIST;
+        }
+    while (!atomic_compare_exchange_weak(&content->files[partition], &file->replaced, file));
     return 0;
 }
 
@@ -209,14 +217,13 @@ static bool pread_exactly(int fd, uint8_t *target, size_t length, uint64_t posit
 /* Round the page cache: the bytes go up to the kernel's cache of the mount and are not wanted twice in memory. True if
  * it was done; `target` has room for the rounding. */
 static bool pread_direct(struct file *file, uint8_t *target, size_t length, uint64_t position) {
-    const int fd = atomic_load_explicit(&file->direct_fd, memory_order_relaxed);
     const size_t mask = file->direct_align - 1;
-    if (fd < 0 || (position & mask) != 0 || ((uintptr_t)target & mask) != 0)
+    if (file->direct_fd < 0 || (position & mask) != 0 || ((uintptr_t)target & mask) != 0)
         return false;
     const size_t rounded = (length + mask) & ~mask;
     size_t done = 0;
     while (done < length) {
-        const ssize_t got = pread(fd, target + done, rounded - done, (off_t)(position + done));
+        const ssize_t got = pread(file->direct_fd, target + done, rounded - done, (off_t)(position + done));
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0 || ((size_t)got & mask) != 0)
@@ -310,6 +317,23 @@ static struct chunk chunk_of(const struct fsx_index *x, uint32_t entry, uint32_t
                           .content_bytes = left < FSX_CHUNK_BYTES ? (size_t)left : FSX_CHUNK_BYTES,
                           .checksum = record->checksum,
                           .mark = (size_t)x->entries + x->first[entry] + number, .first = number == 0, .lz4 = lz4};
+}
+
+int fsx_content_keep(struct fsx_content *content, uint32_t entry, uint32_t number, const void *data, size_t bytes) {
+    const struct fsx_index *x = content->index;
+    if (entry >= x->entries || !S_ISREG(x->mode[entry]) || number >= (x->count[entry] > 0 ? x->count[entry] : 1) ||
+        chunk_of(x, entry, number).content_bytes != bytes)
+        return EINVAL;
+    bool claimed;
+    struct fsx_cached *cached = fsx_cache_claim(content->cache, entry, number, bytes, &claimed);
+    if (cached == NULL)
+        return ENOMEM;
+    if (claimed) {
+        memcpy(cached->data, data, bytes);
+        fsx_cache_publish(content->cache, cached, true);
+    }
+    fsx_cache_release(content->cache, cached);
+    return 0;
 }
 
 static bool must_check(const struct fsx_content *content, const struct file *file, const struct chunk *chunk) {

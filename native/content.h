@@ -13,6 +13,7 @@
 
 #include "chunkcache.h"
 #include "index.h"
+#include "latency.h"
 
 /* When bytes are compared with their checksum; Verify of fanstore/core/reader.py. */
 enum fsx_verify { FSX_VERIFY_FIRST, FSX_VERIFY_ALWAYS, FSX_VERIFY_NEVER };
@@ -24,10 +25,6 @@ enum fsx_origin { FSX_LOCAL, FSX_SHARED, FSX_CACHE, FSX_ORIGINS };
 #define FSX_ANSWER_BYTES (1u << 20)
 
 struct fsx_content;
-
-/* A counter that one thread writes and others read at any time: no lock, no locked instruction. */
-#define FSX_COUNT(counter, more) __atomic_store_n(&(counter), (counter) + (more), __ATOMIC_RELAXED)
-#define FSX_COUNTED(counter) __atomic_load_n(&(counter), __ATOMIC_RELAXED)
 
 /* What one thread has counted, with FSX_COUNT. */
 struct fsx_read_counts {
@@ -55,10 +52,15 @@ struct fsx_content *fsx_content_new(const struct fsx_index *index, uint8_t *mark
 void fsx_content_free(struct fsx_content *content);
 
 /* Read this partition from a duplicate of descriptor `fd` from now on. `number` is what marks of this file are: 1 the
- * prepared one, 2 a local copy. `verified`: all of its bytes were compared with their checksum. 0 or an errno. */
+ * prepared one, 2 a local copy. `verified`: all of its bytes were compared with their checksum. 0 or an errno; EEXIST if
+ * one as good is in use: threads that opened both may arrive in any order. */
 int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uint8_t number, bool verified);
 
-/* The cache, for what Python has fetched. */
+/* Put a chunk that Python has fetched into the cache, unless it is there. 0, ENOMEM, or EINVAL if the index knows no such
+ * chunk, or one of another length: what is in the cache is copied from without a further look. */
+int fsx_content_keep(struct fsx_content *content, uint32_t entry, uint32_t number, const void *data, size_t bytes);
+
+/* The cache, for its counters. */
 struct fsx_cache *fsx_content_cache(struct fsx_content *content);
 
 /* `length` bytes (at most FSX_ANSWER_BYTES) of a file from `offset`, all inside it, into hands->answer. False if Python

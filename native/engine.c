@@ -1,7 +1,7 @@
 /* engine.c: see engine.h.
  *
- * Locks: `lock` guards the crossings, and nothing else; it is never held during a system call. What a worker counts is
- * its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
+ * Locks: `lock` guards the crossings and what the kernel offered; it is never held during a system call. What a worker
+ * counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
  */
 #include "engine.h"
 
@@ -39,6 +39,9 @@ _Static_assert(FSX_ENGINE_WORKERS_MAX < 1u << (64 - WORKER_SHIFT), "a worker's n
  * per process. When all are taken, workers wait: readers are slowed down, nothing is lost. */
 #define SLOTS 4096u
 #define NO_SLOT UINT32_MAX
+
+/* Interrupts that came before their request was in the line; those of requests that never get there are overwritten. */
+#define EARLY_INTERRUPTS 64u
 
 /* Wakes a worker from its read of the device, so that it sees that it must end. */
 #define WAKE_SIGNAL (SIGRTMIN + 5)
@@ -81,13 +84,15 @@ struct fsx_engine {
     atomic_bool ended;
     atomic_int error;
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
-    struct fsx_kernel kernel;          /* written before init_unique, read after */
 
     pthread_mutex_t lock;
+    struct fsx_kernel kernel; /* what INIT said; before that, zeros */
     pthread_cond_t slot_free;
     struct slot *slots;
     uint32_t free_slots;             /* a list */
     uint32_t first_waiting, last_waiting; /* a line */
+    uint64_t early[EARLY_INTERRUPTS];     /* unique numbers, which are never used again; 0 for none */
+    uint32_t next_early;
 };
 
 static uint64_t now_ns(void) {
@@ -114,26 +119,10 @@ static enum fsx_operation operation_of(uint32_t opcode) {
     }
 }
 
-static uint32_t bucket_of(uint64_t elapsed_ns) {
-    if (elapsed_ns < 8)
-        return (uint32_t)elapsed_ns;
-    const uint64_t longest = ((uint64_t)1 << 40) - 1;
-    const uint64_t value = elapsed_ns < longest ? elapsed_ns : longest;
-    const uint32_t shift = 63u - (uint32_t)__builtin_clzll(value) - 3u;
-    return (shift << 3) + (uint32_t)(value >> shift);
-}
-
 static void count_operation(struct worker *worker, uint32_t opcode, int error, uint64_t start_ns) {
-    struct fsx_latency *latency = &worker->operations[operation_of(opcode)];
-    const uint64_t elapsed_ns = now_ns() - start_ns;
-    FSX_COUNT(latency->count, 1);
     /* As in operations.py: that there is no such thing, or no need for a message, is an ordinary answer. */
-    if (error != 0 && error != ENOENT && error != ENODATA && error != ENOSYS)
-        FSX_COUNT(latency->errors, 1);
-    FSX_COUNT(latency->total_ns, elapsed_ns);
-    if (elapsed_ns > latency->max_ns)
-        __atomic_store_n(&latency->max_ns, elapsed_ns, __ATOMIC_RELAXED);
-    FSX_COUNT(latency->buckets[bucket_of(elapsed_ns)], 1);
+    const bool failed = error != 0 && error != ENOENT && error != ENODATA && error != ENOSYS;
+    fsx_latency_record(&worker->operations[operation_of(opcode)], now_ns() - start_ns, failed);
 }
 
 /* ---- replies ------------------------------------------------------------------------------------------------------ */
@@ -156,15 +145,27 @@ static void wake_python(struct fsx_engine *engine) {
         ;
 }
 
-/* Put a read in the line for Python. False if the engine is ending. */
-static bool cross(struct worker *worker, const struct fsx_request *request, const struct fsx_reply *wanted) {
+/* With the lock held: was this request interrupted before it got here? */
+static bool interrupted_early(struct fsx_engine *engine, uint64_t unique) {
+    for (uint32_t i = 0; i < EARLY_INTERRUPTS; i++)
+        if (engine->early[i] == unique && unique != 0) {
+            engine->early[i] = 0;
+            return true;
+        }
+    return false;
+}
+
+/* Put a read in the line for Python. 0, or the errno to answer it with: EINTR if nobody waits for it any more, EIO if the
+ * engine is ending and nobody is left to ask. */
+static int cross(struct worker *worker, const struct fsx_request *request, const struct fsx_reply *wanted) {
     struct fsx_engine *engine = worker->engine;
     pthread_mutex_lock(&engine->lock);
     while (engine->free_slots == NO_SLOT && !atomic_load(&engine->stopping))
         pthread_cond_wait(&engine->slot_free, &engine->lock);
     const uint32_t number = engine->free_slots;
     const bool first = engine->first_waiting == NO_SLOT;
-    if (number != NO_SLOT) {
+    const bool gone = interrupted_early(engine, request->unique);
+    if (number != NO_SLOT && !gone) {
         struct slot *slot = &engine->slots[number];
         engine->free_slots = slot->next;
         *slot = (struct slot){.unique = request->unique, .offset = wanted->offset, .entry = wanted->entry,
@@ -177,12 +178,14 @@ static bool cross(struct worker *worker, const struct fsx_request *request, cons
         engine->last_waiting = number;
     }
     pthread_mutex_unlock(&engine->lock);
-    if (number == NO_SLOT)
-        return false;
+    if (gone)
+        FSX_COUNT(worker->interrupted, 1);
+    if (gone || number == NO_SLOT)
+        return gone ? EINTR : EIO;
     FSX_COUNT(worker->crossings, 1);
     if (first)
         wake_python(engine);
-    return true;
+    return 0;
 }
 
 size_t fsx_engine_take(struct fsx_engine *engine, struct fsx_crossing *crossings, size_t most) {
@@ -220,7 +223,8 @@ void fsx_engine_answer(struct fsx_engine *engine, uint64_t token, const void *da
         reply_to_kernel(engine->workers[asked.worker].device, asked.unique, data, error == 0 ? bytes : 0, error);
 }
 
-/* The process that waits for a read was interrupted: it need not wait for Python. */
+/* The process that waits for a read was interrupted: it need not wait for Python. Another worker may have the request in
+ * its hands and is about to put it in the line: it finds a note. */
 static void interrupt(struct worker *worker, const struct fsx_request *request) {
     const struct fuse_interrupt_in *in = fsx_request_fixed(request, sizeof *in);
     if (in == NULL)
@@ -235,6 +239,8 @@ static void interrupt(struct worker *worker, const struct fsx_request *request) 
             found = slot->worker;
         }
     }
+    if (found == NO_SLOT)
+        engine->early[engine->next_early++ % EARLY_INTERRUPTS] = in->unique;
     pthread_mutex_unlock(&engine->lock);
     if (found != NO_SLOT) {
         FSX_COUNT(worker->interrupted, 1);
@@ -249,8 +255,10 @@ static void observe_init(struct fsx_engine *engine, const struct fsx_request *re
     struct fuse_init_in in = {0};
     const size_t known = request->arg_bytes < sizeof in ? request->arg_bytes : sizeof in;
     memcpy(&in, request->arg, known);
-    engine->kernel = (struct fsx_kernel){.major = in.major, .minor = in.minor,
-                                         .flags = in.flags | ((in.flags & FUSE_INIT_EXT) ? (uint64_t)in.flags2 << 32 : 0)};
+    const uint64_t more_flags = (in.flags & FUSE_INIT_EXT) != 0 ? (uint64_t)in.flags2 << 32 : 0;
+    pthread_mutex_lock(&engine->lock);
+    engine->kernel = (struct fsx_kernel){.major = in.major, .minor = in.minor, .flags = in.flags | more_flags};
+    pthread_mutex_unlock(&engine->lock);
     atomic_store(&engine->init_unique, unique);
 }
 
@@ -290,7 +298,7 @@ static void complete_init(struct fsx_engine *engine, uint8_t *packet, size_t byt
         return;
     const size_t known = bytes - sizeof head < sizeof out ? bytes - sizeof head : sizeof out;
     memcpy(&out, packet + sizeof head, known);
-    const uint64_t offered = engine->kernel.flags;
+    const uint64_t offered = fsx_engine_kernel(engine).flags;
     atomic_store(&engine->tree.no_open, (offered & FUSE_NO_OPEN_SUPPORT) != 0);
     atomic_store(&engine->tree.no_opendir, (offered & FUSE_NO_OPENDIR_SUPPORT) != 0);
     const uint32_t wanted = FUSE_CACHE_SYMLINKS | FUSE_PARALLEL_DIROPS | FUSE_ASYNC_READ | FUSE_DO_READDIRPLUS;
@@ -358,8 +366,9 @@ static void handle(struct worker *worker, size_t bytes) {
         return;
     case FSX_READ:
         if (!fsx_content_read(engine->settings.content, &worker->hands, reply.entry, reply.offset, reply.length)) {
-            if (!cross(worker, &request, &reply))
-                reply_to_kernel(worker->device, request.unique, NULL, 0, EIO); /* it ends; nobody is left to ask */
+            const int error = cross(worker, &request, &reply);
+            if (error != 0)
+                reply_to_kernel(worker->device, request.unique, NULL, 0, error);
             return;
         }
         reply.bytes = reply.length;
@@ -510,18 +519,11 @@ bool fsx_engine_ended(struct fsx_engine *engine, int *error) {
     return atomic_load(&engine->ended);
 }
 
-struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine) { return engine->kernel; }
-
-static void add_latency(struct fsx_latency *sum, const struct fsx_latency *part) {
-    const uint64_t max_ns = FSX_COUNTED(part->max_ns);
-    sum->errors += FSX_COUNTED(part->errors);
-    sum->total_ns += FSX_COUNTED(part->total_ns);
-    sum->max_ns = max_ns > sum->max_ns ? max_ns : sum->max_ns;
-    for (uint32_t b = 0; b < FSX_BUCKETS; b++) {
-        const uint64_t count = FSX_COUNTED(part->buckets[b]);
-        sum->buckets[b] += count;
-        sum->count += count; /* not part->count, which may be ahead by one at this moment */
-    }
+struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    const struct fsx_kernel kernel = engine->kernel;
+    pthread_mutex_unlock(&engine->lock);
+    return kernel;
 }
 
 void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *counts) {
@@ -529,7 +531,7 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
     for (uint32_t i = 0; i < engine->settings.workers; i++) {
         const struct worker *worker = &engine->workers[i];
         for (int op = 0; op < FSX_OPERATIONS; op++)
-            add_latency(&counts->operations[op], &worker->operations[op]);
+            fsx_latency_add(&counts->operations[op], &worker->operations[op]);
         const uint64_t *part = (const uint64_t *)&worker->hands.counts;
         uint64_t *sum = (uint64_t *)&counts->reads;
         for (size_t k = 0; k < sizeof counts->reads / sizeof *sum; k++)

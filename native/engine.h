@@ -25,14 +25,6 @@ enum fsx_operation {
     FSX_OP_OPENDIR, FSX_OP_READ, FSX_OP_OTHER, FSX_OPERATIONS
 };
 
-/* Histogram of latencies: eight buckets per power of two; _bucket of fanstore/core/statistics.py. */
-#define FSX_BUCKETS 304u
-
-struct fsx_latency {
-    uint64_t count, errors, total_ns, max_ns;
-    uint64_t buckets[FSX_BUCKETS];
-};
-
 /* Sums over all threads; those of a moment, taken while they go on. */
 struct fsx_engine_counts {
     struct fsx_latency operations[FSX_OPERATIONS];

@@ -93,16 +93,17 @@ static PyObject *engine_use(EngineObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Iiip", &partition, &fd, &number, &verified))
         return NULL;
     if (self->abandoned)
-        Py_RETURN_NONE;
+        Py_RETURN_FALSE;
     int error;
     Py_BEGIN_ALLOW_THREADS
     error = fsx_content_use(self->settings.content, partition, fd, (uint8_t)number, verified != 0);
     Py_END_ALLOW_THREADS
-    if (error != 0) {
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    Py_RETURN_NONE;
+    if (error == 0)
+        Py_RETURN_TRUE;
+    if (error == EEXIST)
+        Py_RETURN_FALSE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
 }
 
 static PyObject *engine_start(EngineObject *self, PyObject *args) {
@@ -169,20 +170,16 @@ static PyObject *engine_keep(EngineObject *self, PyObject *args) {
     Py_buffer data;
     if (!PyArg_ParseTuple(args, "IIy*", &entry, &chunk, &data))
         return NULL;
-    struct fsx_cache *cache = fsx_content_cache(self->settings.content);
-    bool claimed;
+    int error;
     Py_BEGIN_ALLOW_THREADS
-    struct fsx_cached *cached = fsx_cache_claim(cache, entry, chunk, (size_t)data.len, &claimed);
-    if (cached != NULL) {
-        if (claimed) {
-            memcpy(cached->data, data.buf, (size_t)data.len);
-            fsx_cache_publish(cache, cached, true);
-        }
-        fsx_cache_release(cache, cached);
-    }
+    error = fsx_content_keep(self->settings.content, entry, chunk, data.buf, (size_t)data.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&data);
-    Py_RETURN_NONE;
+    if (error == EINVAL) {
+        PyErr_SetString(PyExc_ValueError, "there is no such chunk, or it has another length");
+        return NULL;
+    }
+    Py_RETURN_NONE; /* without memory it is not kept, that is all */
 }
 
 static PyObject *engine_ended(EngineObject *self, PyObject *unused) {
@@ -274,7 +271,7 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
 /* ---- class -------------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef engine_methods[] = {
-    {"use", (PyCFunction)engine_use, METH_VARARGS, "use(partition, fd, number, verified): read it from this file"},
+    {"use", (PyCFunction)engine_use, METH_VARARGS, "use(partition, fd, number, verified) -> whether it is read from this file now"},
     {"start", (PyCFunction)engine_start, METH_VARARGS, "start(device, socket, wake): start the threads"},
     {"take", (PyCFunction)engine_take, METH_NOARGS, "take() -> [(token, entry, offset, length)] of reads for Python"},
     {"answer", (PyCFunction)engine_answer, METH_VARARGS, "answer(token, data)"},

@@ -113,10 +113,14 @@ class NativeEngine:
             if self._budget == 0 or self._stopped:
                 return
             self._budget -= 1
+        used = False
         try:
-            self._engine.use(file.partition, file.fd, file.number, file.verified)
+            used = self._engine.use(file.partition, file.fd, file.number, file.verified)
         except OSError as error:
             log.warning("%s is read without the native engine: %s", file.path, error.strerror)
+        if not used:  # the store has opened it once more, or a local copy was faster
+            with self._lock:
+                self._budget += 1
 
     # --- life ---
 
