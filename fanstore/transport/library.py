@@ -9,6 +9,7 @@ import ctypes
 import mmap
 from typing import Any
 
+from fanstore import _native
 from fanstore.errors import FanstoreError
 from fanstore.transport.ranks import launched_size
 
@@ -23,6 +24,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 128 << 20
 #: Blocks up to this size are not given back to the kernel one by one; the largest that glibc allows.
 _LARGE_BYTES = 32 << 20
+
+#: Memory of answers that is kept for the next ones: a window of the largest.
+POOL_BYTES = 64 << 20
 
 
 def keep_freed_memory() -> None:
@@ -57,6 +61,31 @@ def initialise() -> tuple[Any, Any]:
     own = world.Dup()
     own.Set_errhandler(MPI.ERRORS_RETURN)
     return MPI, own
+
+
+def make_exchange(mpi: Any, world: Any, message_bytes: int) -> _native.Exchange:
+    """The part of the transport that is in C, over the library that mpi4py is linked with, whichever it is."""
+    library = ctypes.CDLL(mpi.__file__)
+    names = ("Irecv", "Isend", "Test", "Testsome", "Cancel", "Get_count", "Test_cancelled")
+    functions = [ctypes.cast(getattr(library, f"MPI_{name}"), ctypes.c_void_p).value or 0 for name in names]
+
+    def handle(thing: Any) -> int:
+        # Handles are pointers in one family of MPI libraries, and ints in the other.
+        bits: int = 8 * mpi._sizeof(type(thing))
+        return int(mpi._handleof(thing)) & (1 << bits) - 1
+
+    # Where a status keeps its error code is known to the library alone.
+    status = mpi.Status()
+    status.error = marker = 0x5EED
+    error_offset = bytes(status.tomemory().cast("B")).index(marker.to_bytes(4, "little"))
+    return _native.Exchange(
+        (functions[0], functions[1], functions[2], functions[3], functions[4], functions[5], functions[6]),
+        (handle(mpi.BYTE), handle(world), handle(mpi.REQUEST_NULL)),
+        (mpi._sizeof(mpi.Request), mpi._sizeof(mpi.Status), error_offset),
+        world.Get_size(),
+        message_bytes,
+        POOL_BYTES,
+    )
 
 
 def broadcast(world: Any, value: bytes | None, length: int) -> memoryview:
