@@ -1,9 +1,11 @@
-"""What mpi.py keeps of each peer and of each question under way. No behaviour; which thread owns what is said here."""
+"""What mpi.py keeps of each peer and of each question under way. Which thread owns what is said here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import trio
 
 from fanstore.transport.window import Window
 
@@ -45,6 +47,11 @@ class Flight:
         self.peer = peer
         self.task = task
         self.deadline_s = deadline_s
+
+    def give_up(self, _: object) -> trio.lowlevel.Abort:
+        """The reader is cancelled. The memory belongs to MPI until the answer comes."""
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 @dataclass

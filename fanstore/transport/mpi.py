@@ -42,7 +42,14 @@ from fanstore.transport import library
 from fanstore.transport.deadlines import Deadlines
 from fanstore.transport.flight import FAILED, Counters, Flight, Peer
 from fanstore.transport.gathering import Finish, Gatherings
-from fanstore.transport.peers import MESSAGE_BYTES, Host, PeerLostError, PeerRefusedError, PeerTimeoutError
+from fanstore.transport.peers import (
+    MESSAGE_BYTES,
+    Host,
+    PeerError,
+    PeerLostError,
+    PeerRefusedError,
+    PeerTimeoutError,
+)
 from fanstore.transport.wire import HEADER, Kind
 
 log = logging.getLogger(__name__)
@@ -115,54 +122,57 @@ class MpiPeers:
         self._submit(lambda: self._set_host(host))
 
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
-        data = await self._request(self._peers[peer], _FETCH, partition, offset, length, b"", length, timeout_s)
-        if len(data) != length:
+        to = self._peers[peer]
+        deadline_s = time.monotonic() + timeout_s
+        if not to.window.enter_nowait():
+            await self._wait_for_place(to, timeout_s)
+        flight, answer = self._begin(to, deadline_s, _FETCH, partition, offset, length, b"", length)
+        got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
+        if got == length:
+            return memoryview(answer)
+        if got >= 0:
             raise PeerRefusedError(f"rank {peer} does not have these bytes of partition {partition}")
-        return data
+        raise self._failure(to, got, timeout_s)
 
     async def ask(self, peer: int, question: bytes, timeout_s: float) -> bytes:
         assert len(question) <= MESSAGE_BYTES
-        data = await self._request(self._peers[peer], _ASK, 0, 0, len(question), question, MESSAGE_BYTES, timeout_s)
-        if len(data) == 0:
+        to = self._peers[peer]
+        deadline_s = time.monotonic() + timeout_s
+        if not to.window.enter_nowait():
+            await self._wait_for_place(to, timeout_s)
+        flight, answer = self._begin(to, deadline_s, _ASK, 0, 0, len(question), question, MESSAGE_BYTES)
+        got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
+        if got > 0:
+            return bytes(memoryview(answer)[:got])
+        if got == 0:
             raise PeerRefusedError(f"rank {peer} does not answer that question")
-        return bytes(data)
+        raise self._failure(to, got, timeout_s)
 
-    async def _request(
+    def _begin(
         self,
         peer: Peer,
+        deadline_s: float,
         kind: int,
         partition: int,
         offset: int,
         length: int,
         text: bytes,
         answer_bytes: int,
-        timeout_s: float,
-    ) -> memoryview:
-        """Send a request and wait for its answer, of at most ``answer_bytes``; what was received."""
-        deadline_s = time.monotonic() + timeout_s
-        if not peer.window.enter_nowait():
-            await self._wait_for_place(peer, timeout_s)
+    ) -> tuple[Flight, _native.Answer]:
+        """Send a question for which there is a place in the window, and whose answer has at most so many bytes."""
         if peer.lost or peer.said_bye:
             peer.window.leave()
             raise PeerLostError(f"rank {peer.rank} is gone")
         flight = Flight(peer, trio.lowlevel.current_task(), deadline_s)
-
-        def give_up(_: object) -> trio.lowlevel.Abort:
-            # The reader has gone. The memory belongs to MPI until the answer comes.
-            flight.task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
         # Memory is taken only now: there is a place in the window, which bounds it.
         answer = self._exchange.submit(flight, peer.rank, kind, partition, offset, length, text, answer_bytes)
         self._deadlines.add(flight)
-        got: int = await trio.lowlevel.wait_task_rescheduled(give_up)
-        if got == answer_bytes:
-            return memoryview(answer)
-        if got >= 0:
-            return memoryview(answer)[:got]
+        return flight, answer
+
+    def _failure(self, peer: Peer, got: int, timeout_s: float) -> PeerError:
         if got == FAILED:
-            raise PeerLostError(f"rank {peer.rank} is gone")
-        raise self._time_out(peer, timeout_s)
+            return PeerLostError(f"rank {peer.rank} is gone")
+        return self._time_out(peer, timeout_s)
 
     async def _wait_for_place(self, peer: Peer, timeout_s: float) -> None:
         if self._exchange.is_silent(peer.rank):
