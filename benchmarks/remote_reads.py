@@ -61,8 +61,9 @@ def program(name: str) -> str:
     return found
 
 
-def launch(ranks: int) -> list[str]:
-    if ranks == 1:
+def launch(ranks: int, way: str) -> list[str]:
+    """The launcher; FanStore alone needs none. Open MPI without one leaves its shared memory in /dev/shm."""
+    if ranks == 1 and way != "raw":
         return []
     options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
     return [program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
@@ -83,10 +84,10 @@ def measure(way: str, ranks: int, cases: list[Case], base: Spec, work: Path) -> 
     spec = Spec(**{**asdict(base), **places, "ranks": ranks, "cases": tuple(cases)})
     path = directory / "spec"
     spec.write(path)
-    argv = [*launch(ranks), sys.executable, str(HERE / f"remote_{way}.py"), str(path)]
+    argv = [*launch(ranks, way), sys.executable, str(HERE / f"remote_{way}.py"), str(path)]
     if way == "mount":
         options = ["--local", spec.local, "--stage-first", "--engine", "python"]
-        argv = [*launch(ranks), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
+        argv = [*launch(ranks, way), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
     done = run(argv, 120 + 5 * spec.seconds * len(cases))
     if way == "mount":
         texts = [(directory / f"figures-{rank}").read_text().splitlines() for rank in range(ranks)]
