@@ -8,6 +8,7 @@ announce. Use it with ``pytest_plugins = ["jobs"]``; benchmarks/soak.py uses the
 test modules import it as well, before pytest could.)
 """
 
+import contextlib
 import json
 import os
 import re
@@ -302,13 +303,27 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
         for job in reversed(started):
             job.destroy()
         JobDirectory.sweep(SHARED_MEMORY)  # as the next daemon would, after those that were killed while they started
-        assert shared_memory() == [], shared_memory()
+        assert abandoned_shared_memory() == []
         assert leftovers.mounts_below(tmp_path) == []
 
 
 def shared_memory() -> list[Path]:
     """What daemons of this user have left of the shared memory of MPI."""
     return [*SHARED_MEMORY.glob(f"fanstore-{os.geteuid()}-*"), *SHARED_MEMORY.glob(f"sm_segment.*.{os.geteuid()}.*")]
+
+
+def abandoned_shared_memory() -> list[Path]:
+    """Of that, what belongs to no process any more: other jobs of this user may run on this machine."""
+    found = shared_memory()
+    used: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended meanwhile, or is not ours
+            lines = [line for line in maps.read_text().splitlines() if str(SHARED_MEMORY) in line]
+            used.update(line.split(maxsplit=5)[5] for line in lines)
+    owners = {path: re.fullmatch(r"fanstore-\d+-job-(\d+)-\w+", path.name) for path in found}
+    alive = {path for path, owner in owners.items() if owner is not None and Path("/proc", owner[1]).exists()}
+    # What has gone since belonged to a job that has ended well.
+    return [path for path in found if str(path) not in used and path not in alive and path.exists()]
 
 
 def once_per_rank(job: Job, pattern: str, ranks: Sequence[int]) -> None:

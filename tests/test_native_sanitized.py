@@ -2,7 +2,8 @@
 
 The checks of index.fsx, on thousands of spoiled files: the corpus is written by the reference (index_trees.py),
 spoiling and checking are in native/index_fuzz.c, where a read one byte outside the file is seen. And the whole
-extension module, at the preparation of a tree with all oddities (native/sanitized_prep.py).
+extension module, at the preparation of a tree with all oddities (native/sanitized_prep.py) and at the exchange between
+the ranks of an MPI job (native/sanitized_mpi.py).
 """
 
 import os
@@ -12,16 +13,19 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import oddities
 import pytest
+from commands import BIN, mpirun
 from index_reference import CHUNK_BYTES, ReferenceIndex, assemble
 from index_trees import Node, columns_of, directory, file, sample_tree, symlink
 
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = [REPOSITORY / "native" / "index.c", REPOSITORY / "tests" / "native" / "index_fuzz.c"]
 DRIVER = REPOSITORY / "tests" / "native" / "sanitized_prep.py"
+MPI_DRIVER = DRIVER.with_name("sanitized_mpi.py")
 SEED = 20_240_229
 ROUNDS = 6_000
 
@@ -94,16 +98,45 @@ def test_no_sanitizer_report_on_spoiled_indexes(fuzzer: Path, tmp_path: Path) ->
     assert refused > 10_000
 
 
-def test_no_sanitizer_report_on_preparing_all_oddities(tmp_path: Path) -> None:
-    """Listing, packing, compressing, headers, checks and look-ups: the module as a whole, with one and four threads."""
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The extension module with sanitizers."""
     includes = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
     sources = map(str, sorted((REPOSITORY / "native").glob("*.c")))
-    module = compile_sanitized(
-        tmp_path / "_native.so", "-shared", "-fPIC", "-Wno-unused-parameter", *includes, *sources, "-llz4", "-lxxhash"
-    )
-    preload = subprocess.run(
-        [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=20
-    )
+    target = tmp_path_factory.mktemp("sanitized") / "_native.so"
+    arguments = ["-shared", "-fPIC", "-Wno-unused-parameter", *includes, *sources, "-llz4", "-lxxhash"]
+    return compile_sanitized(target, *arguments)
+
+
+def preload() -> str:
+    """The sanitizer's library, which must be loaded before Python."""
+    command = [COMPILER, "-print-file-name=libasan.so"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+
+
+@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no MPI in this environment")
+@pytest.mark.parametrize("scenario", ["fetch_all_to_all", "killed"])
+def test_no_sanitizer_report_on_exchanging(module: Path, tmp_path: Path, scenario: str) -> None:
+    """Requests, answers, time-outs and the loss of a peer, in three ranks."""
+    launcher = mpirun(3)
+    launcher[1:1] = ["--with-ft", "ulfm", "-x", f"LD_PRELOAD={preload()}"]
+    with tempfile.TemporaryDirectory(
+        prefix="fst-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    ) as place:
+        result = subprocess.run(
+            [*launcher, sys.executable, str(MPI_DRIVER), str(module), scenario],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=ENVIRONMENT | {"TMPDIR": place, "OMPI_MCA_btl_sm_backing_directory": place},
+        )
+    assert result.returncode == 0, result.stdout[-2_000:] + result.stderr[-5_000:]
+    assert "Sanitizer" not in result.stderr and "runtime error" not in result.stderr, result.stderr
+    assert result.stdout.count("close_s") == 3 - (scenario == "killed"), "each rank that lives has come to its end"
+
+
+def test_no_sanitizer_report_on_preparing_all_oddities(module: Path, tmp_path: Path) -> None:
+    """Listing, packing, compressing, headers, checks and look-ups: the module as a whole, with one and four threads."""
     tree = oddities.build(tmp_path / "tree")
     try:
         result = subprocess.run(
@@ -112,7 +145,7 @@ def test_no_sanitizer_report_on_preparing_all_oddities(tmp_path: Path) -> None:
             text=True,
             errors="backslashreplace",
             timeout=110,
-            env=ENVIRONMENT | {"LD_PRELOAD": preload.stdout.strip()},
+            env=ENVIRONMENT | {"LD_PRELOAD": preload()},
         )
     finally:
         oddities.remove_tree(tree)

@@ -70,6 +70,8 @@ T = TypeVar("T")
 
 _FETCH, _ASK, _TELL, _BYE, _GATHER = (int(k) for k in (Kind.FETCH, Kind.ASK, Kind.TELL, Kind.BYE, Kind.GATHER))
 _FOR_THE_HOST = (_FETCH, _ASK, _TELL)
+#: MPI counts bytes with an int. Chunks are much shorter.
+_LONGEST_ANSWER = (1 << 31) - 1
 
 
 class MpiPeers:
@@ -467,7 +469,7 @@ class MpiPeers:
             partition_data = self._host.mapped_partition(partition)
         except Exception:
             log.exception("rank %d asked for bytes %d+%d of partition %d", peer.rank, offset, length, partition)
-        if partition_data is None or offset + length > partition_data.nbytes:
+        if partition_data is None or offset + length > partition_data.nbytes or length > _LONGEST_ANSWER:
             self._counters.refused += 1
             self._exchange.reply(peer.rank, tag, b"")
             return
