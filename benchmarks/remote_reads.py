@@ -1,16 +1,18 @@
-"""Reading from another node: MpiPeers.fetch beside raw mpi4py requests and answers of the same sizes.
+"""Reading from other nodes: through FanStore's core and through the mount, beside raw mpi4py.
 
 Example: python benchmarks/remote_reads.py
 
-A file in the page cache is mapped by every rank, all on this machine. With two ranks, one asks the other, with one and
-with 16 requests under way; with four ranks, every rank asks every other. One rank alone copies out of the mapping. Each
-round starts fresh jobs in turn, raw and fetch, and the ratio is taken within the round.
-Writes results/NAME.json, NAME.md and NAME.png.
+A tree of files of five sizes is prepared once; all ranks are on this machine. Two questions:
+pair: one of two ranks reads files that the other one has, one at a time and 16 at a time.
+aggregate: 1, 2 and 4 ranks read at once, 16 files at a time each, all of them remote, half of them, none.
+Each round starts fresh jobs in turn, raw (remote_raw.py), core (remote_core.py) and mount (remote_mount.py), and ratios
+are taken within the round. Writes results/NAME.json, NAME.md and NAME.png.
 """
 
 import argparse
 import json
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,50 +22,98 @@ from typing import Any
 import numpy as np
 from harness import machine, record
 from harness.command import BenchmarkError, find_program, run
+from harness.reading import Readers
 from harness.record import Spread, markdown_table
+from harness.remote import SHARES, Case, Spec, total
 from harness.workspace import workspace
 
-CHILD = Path(__file__).parent / "remote_child.py"
-SIZES = (16 << 10, 107 << 10, 512 << 10, 2 << 20, 8 << 20)
-#: Ranks and requests under way of each asker.
-CASES = ((1, 1), (2, 1), (2, 16), (4, 16))
-FILE_BYTES = 256 << 20
+HERE = Path(__file__).parent
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (16 * KIB, 107 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
+#: The size of the aggregate: an image of ImageNet.
+AGGREGATE_SIZE = 107 * KIB
+WINDOWS = (1, 16)
+RANKS = (1, 2, 4)
+WAYS = ("raw", "core", "mount")
+#: Each folder becomes about one partition, and has files of all sizes.
+FOLDERS = 8
+BYTES_PER_SIZE = 256 * MIB
+FIGURES = ("files_per_s", "mb_per_s", "p50_us", "p90_us", "p99_us")
 #: Without initialising MPI: Open MPI started without a launcher leaves its shared memory in /dev/shm.
 LIBRARY_VERSION = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI as m; print(m.Get_library_version())"
 
 
-def launch(ranks: int) -> list[str]:
-    launcher = find_program("mpirun")
-    if launcher is None:
-        raise BenchmarkError("mpirun is missing: pip install 'fanstore[mpi]'")
-    options = ["--oversubscribe", "-n", str(ranks)]
-    return [launcher, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
+def make_tree(root: Path, sizes: list[int], bytes_per_size: int) -> None:
+    """Files of random bytes; never fewer than are under way at once."""
+    bytes_of = np.random.default_rng(1).bytes
+    for size in sizes:
+        count = max(bytes_per_size // size, 4 * max(WINDOWS)) // FOLDERS
+        for folder in range(FOLDERS):
+            (root / f"{folder}").mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                (root / f"{folder}" / f"{size}-{number:05}.bin").write_bytes(bytes_of(size))
 
 
-def measure(ranks: int, window: int, way: str, file: Path, seconds: float, sizes: list[int]) -> list[dict[str, Any]]:
-    """One job; a line of figures per size."""
-    program = [sys.executable, str(CHILD), way, str(file), str(seconds), str(window), *map(str, sizes)]
-    done = run([*(launch(ranks) if ranks > 1 else []), *program], 60 + 3 * seconds * len(sizes))
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if [line["size"] for line in lines] != sizes:
-        raise BenchmarkError(f"{way} on {ranks} ranks did not report every size: {done.stdout} {done.stderr}")
-    for line in lines:
-        line["mb_per_s"] = line["reads_per_s"] * line["size"] / 1e6
+def program(name: str) -> str:
+    found = find_program(name)
+    if found is None:
+        raise BenchmarkError(f"{name} is missing: scripts/setup installs it")
+    return found
+
+
+def launch(ranks: int, way: str) -> list[str]:
+    """The launcher; FanStore alone needs none. Open MPI without one leaves its shared memory in /dev/shm."""
+    if ranks == 1 and way != "raw":
+        return []
+    options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return [program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
+
+
+def cases_of(ranks: int, askers: int, sizes: list[int]) -> list[Case]:
+    """What one job measures; a rank that is alone has nobody to ask."""
+    if askers < ranks:
+        return [Case(size, window, "remote", askers) for window in WINDOWS for size in sizes]
+    return [Case(AGGREGATE_SIZE, max(WINDOWS), share, ranks) for share in SHARES if ranks > 1 or share == "local"]
+
+
+def measure(way: str, ranks: int, cases: list[Case], base: Spec, work: Path) -> list[dict[str, Any]]:
+    """One job; a line of figures per case."""
+    directory = work / f"{way}-{ranks}"
+    directory.mkdir()
+    places = {"local": f"{directory}/local-{{rank}}", "mount": f"{directory}/mount-{{rank}}"}
+    spec = Spec(**{**asdict(base), **places, "ranks": ranks, "cases": tuple(cases)})
+    path = directory / "spec"
+    spec.write(path)
+    argv = [*launch(ranks, way), sys.executable, str(HERE / f"remote_{way}.py"), str(path)]
+    if way == "mount":
+        options = ["--local", spec.local, "--stage-first", "--engine", "python"]
+        argv = [*launch(ranks, way), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
+    done = run(argv, 120 + 5 * spec.seconds * len(cases))
+    if way == "mount":
+        texts = [(directory / f"figures-{rank}").read_text().splitlines() for rank in range(ranks)]
+        lines = [total(case, [json.loads(text[number]) for text in texts]) for number, case in enumerate(cases)]
+    else:
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    shutil.rmtree(directory)
+    if len(lines) != len(cases):
+        raise BenchmarkError(f"{way} on {ranks} ranks did not report every case: {done.stdout} {done.stderr}")
     return lines
 
 
+def key_of(run: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(run[name] for name in ("ranks", "askers", "window", "share", "size"))
+
+
 def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per case, way and size the spread of every figure, and the ratio to raw MPI in the same round."""
-    figures = ("reads_per_s", "mb_per_s", "p50_us", "p90_us", "p99_us")
-    raw = {(r["round"], r["ranks"], r["window"], r["size"]): r for r in runs if r["way"] == "raw"}
-    keys = dict.fromkeys((r["ranks"], r["window"], r["size"], r["way"]) for r in runs)
+    """Per case and way the spread of every figure, and the ratio to raw MPI in the same round."""
+    raw = {(item["round"], *key_of(item)): item for item in runs if item["way"] == "raw"}
     summary = []
-    for ranks, window, size, way in keys:
-        items = [r for r in runs if (r["ranks"], r["window"], r["size"], r["way"]) == (ranks, window, size, way)]
-        line: dict[str, Any] = {"ranks": ranks, "window": window, "size": size, "way": way}
-        line |= {figure: asdict(Spread.of([item[figure] for item in items])) for figure in figures}
-        if way == "fetch":
-            ratios = [item["reads_per_s"] / raw[item["round"], ranks, window, size]["reads_per_s"] for item in items]
+    for key, way in dict.fromkeys((key_of(item), item["way"]) for item in runs):
+        items = [item for item in runs if key_of(item) == key and item["way"] == way]
+        line: dict[str, Any] = {name: items[0][name] for name in ("ranks", "askers", "window", "share", "size", "way")}
+        line |= {figure: asdict(Spread.of([item[figure] for item in items])) for figure in FIGURES}
+        if way != "raw":
+            ratios = [item["files_per_s"] / raw[item["round"], *key]["files_per_s"] for item in items]
             line["ratios"] = ratios
             line["ratio_to_raw"] = asdict(Spread.of(ratios))
         summary.append(line)
@@ -71,47 +121,68 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def size_text(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+
+
+def rows_of(summary: list[dict[str, Any]], name: Any) -> list[list[str]]:
+    rows = []
+    for item in summary:
+        ratio = Spread(**item["ratio_to_raw"]).ratio_text() if "ratio_to_raw" in item else ""
+        figures = [f"{item[figure]['median']:,.0f}" for figure in FIGURES]
+        rows.append([name(item), *figures, ratio])
+    return rows
 
 
 def make_table(result: dict[str, Any]) -> str:
     """The Markdown page of the record."""
-    header = ["", "reads/s", "MB/s", "p50 us", "p90 us", "p99 us", "ratio to raw"]
-    rows = []
-    for item in result["summary"]:
-        ratio = Spread(**item["ratio_to_raw"]).ratio_text() if "ratio_to_raw" in item else ""
-        rows.append(
-            [
-                f"{item['ranks']} ranks, {item['window']} under way, {size_text(item['size'])}, {item['way']}",
-                f"{item['reads_per_s']['median']:,.0f}",
-                f"{item['mb_per_s']['median']:,.0f}",
-                *(f"{item[name]['median']:,.0f}" for name in ("p50_us", "p90_us", "p99_us")),
-                ratio,
-            ]
-        )
+    header = ["", "files/s", "MB/s", "p50 us", "p90 us", "p99 us", "ratio to raw"]
     settings = result["settings"]
+    summary = result["summary"]
+    pair = sorted((i for i in summary if i["askers"] < i["ranks"]), key=lambda i: (i["window"], i["size"]))
+    aggregate = sorted(
+        (i for i in summary if i["askers"] == i["ranks"]), key=lambda i: (i["ranks"], SHARES.index(i["share"]))
+    )
     return "\n".join(
         [
-            "# Reading from another node, beside raw MPI",
+            "# Reading from other nodes, beside raw MPI",
             "",
             f"{settings['rounds']} rounds of {settings['seconds']:g} s per figure. {settings['mpi']}. "
             f"{machine.sentence(result['machine'])}.",
             record.load_sentence(result["runs"]),
-            "All ranks are on this machine. raw: mpi4py alone; fetch: MpiPeers.fetch; local: copies out of the "
-            "mapping, no MPI. With 4 ranks every rank asks every other, and the figures are sums (latencies: of the "
-            "slowest rank). "
-            "Ratio: in the same round: median (lowest-highest).",
+            "All ranks are on this machine. raw: mpi4py alone; core: FanStore's reader, checksums included, without "
+            "FUSE; mount: the mount (engine python) and a C reader. Whole files. "
+            "Ratio: files/s in the same round: median (lowest-highest).",
             "",
-            markdown_table(header, rows),
+            "## One of two ranks reads what the other one has",
+            "",
+            markdown_table(
+                header, rows_of(pair, lambda i: f"{i['window']} under way, {size_text(i['size'])}, {i['way']}")
+            ),
+            "",
+            f"## All ranks read at once, {size_text(AGGREGATE_SIZE)}, {max(WINDOWS)} under way in each",
+            "",
+            "Files/s are sums over all ranks; latencies are those of the slowest rank. A rank that is alone has no raw "
+            "MPI beside it: raw copies out of the mapped partition there, as it does with all local files.",
+            "",
+            markdown_table(
+                header,
+                rows_of(
+                    aggregate,
+                    lambda i: f"{i['ranks']} rank{'s' if i['ranks'] > 1 else ''}, {i['share']}, {i['way']}",
+                ),
+            ),
         ]
     )
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="per figure")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per figure")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="bytes")
+    parser.add_argument("--bytes-per-size", type=int, default=BYTES_PER_SIZE, help="of the tree")
+    parser.add_argument("--ranks", type=int, nargs="*", default=list(RANKS), help="of the aggregate")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--work-dir", type=Path)
     parser.add_argument("--name", default=f"remote-reads-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
@@ -121,22 +192,35 @@ def parse_arguments() -> argparse.Namespace:
 def benchmark(arguments: argparse.Namespace) -> None:
     with workspace(arguments.work_dir) as work:
         description = machine.describe(work)
-        file = work / "partition"
-        file.write_bytes(np.random.default_rng(1).bytes(FILE_BYTES))
+        make_tree(work / "tree", sorted({*arguments.sizes, AGGREGATE_SIZE}), arguments.bytes_per_size)
+        prep = [
+            program("fanstore-prep"),
+            str(work / "tree"),
+            str(work / "prepared"),
+            "--partitions",
+            str(FOLDERS),
+            "--codec",
+            "none",
+        ]
+        run(prep, 300)
+        shutil.rmtree(work / "tree")
+        Readers(work, 1, 60)  # compiles the reader
+        base = Spec(str(work / "prepared"), "", "", str(work / "reader"), 0, arguments.seconds, ())
         version = run([sys.executable, "-c", LIBRARY_VERSION], 60).stdout
         runs = []
+        jobs = [(2, 1), *((ranks, ranks) for ranks in arguments.ranks)]
         for number in range(1, arguments.rounds + 1):
-            for ranks, window in CASES:
-                for way in ("raw", "fetch") if ranks > 1 else ("local",):
+            for ranks, askers in jobs:
+                cases = cases_of(ranks, askers, arguments.sizes)
+                for way in arguments.ways:
                     load = os.getloadavg()[0]
-                    for line in measure(ranks, window, way, file, arguments.seconds, arguments.sizes):
-                        case = {"round": number, "ranks": ranks, "window": window, "way": way, "load_average": load}
-                        runs.append(case | line)
+                    for line in measure(way, ranks, cases, base, work):
+                        runs.append({"round": number, "ranks": ranks, "way": way, "load_average": load} | line)
                         print(
-                            f"round {number}: {ranks} ranks, {window:2} under way, "
-                            f"{size_text(line['size']):>7} {way:5} {line['reads_per_s']:8,.0f}/s "
-                            f"{line['mb_per_s']:6,.0f} MB/s, "
-                            f"p50 {line['p50_us']:,.0f} us"
+                            f"round {number}: {askers} of {ranks} ranks, {line['window']:2} under way, "
+                            f"{size_text(line['size']):>7} {line['share']:6} {way:5} {line['files_per_s']:8,.0f}/s "
+                            f"{line['mb_per_s']:6,.0f} MB/s, p50 {line['p50_us']:,.0f} us",
+                            flush=True,
                         )
         result = {
             "kind": "remote_reads",
@@ -144,6 +228,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
             "settings": {
                 "rounds": arguments.rounds,
                 "seconds": arguments.seconds,
+                "bytes_per_size": arguments.bytes_per_size,
                 "mpi": version.split(",")[0].strip().splitlines()[0],
             },
             "summary": summarize(runs),

@@ -1,4 +1,5 @@
 /* module.c: fanstore._native, the door between Python and the C core. Translates arguments and nothing else.
+ * The types for MPI are in exchange_type.c.
  *
  * Typed for Python in fanstore/_native.pyi. Long work runs without the GIL.
  */
@@ -9,12 +10,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "exchange_type.h"
 #include "index.h"
 #include "listing.h"
 #include "module.h"
 #include "pack.h"
 #include "pages.h"
-#include "polling.h"
 #include "tarhead.h"
 
 /* ---- Index ---------------------------------------------------------------------------------------------------- */
@@ -432,49 +433,7 @@ static PyObject *populate_pages(PyObject *module, PyObject *argument) {
     return PyBool_FromLong(populated);
 }
 
-static PyObject *poll_requests(PyObject *module, PyObject *args) {
-    (void)module;
-    unsigned long long testsome, get_count, test_cancelled, byte, spin_ns;
-    unsigned int status_bytes;
-    int count;
-    Py_buffer requests, indices, bytes, statuses, interrupt;
-    if (!PyArg_ParseTuple(args, "(KKKKI)iw*w*w*w*y*K", &testsome, &get_count, &test_cancelled, &byte, &status_bytes,
-                          &count, &requests, &indices, &bytes, &statuses, &interrupt, &spin_ns))
-        return NULL;
-    const struct fsx_mpi mpi = {
-        .testsome = (int (*)(int, void *, int *, int *, void *))(uintptr_t)testsome,
-        .get_count = (int (*)(const void *, uintptr_t, int *))(uintptr_t)get_count,
-        .test_cancelled = (int (*)(const void *, int *))(uintptr_t)test_cancelled,
-        .byte = (uintptr_t)byte,
-        .status_bytes = status_bytes,
-    };
-    /* A handle has 4 bytes at least; more is known to the caller alone. */
-    const Py_ssize_t ints = (Py_ssize_t)(count * (Py_ssize_t)sizeof(int));
-    const bool fits = count >= 0 && requests.len >= ints && indices.len >= ints && bytes.len >= ints &&
-                      statuses.len >= count * (Py_ssize_t)status_bytes && interrupt.len >= 1;
-    int code = 0, completed = 0;
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        code = fsx_poll_requests(&mpi, count, requests.buf, &completed, indices.buf, bytes.buf, statuses.buf,
-                                 interrupt.buf, spin_ns);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&requests);
-    PyBuffer_Release(&indices);
-    PyBuffer_Release(&bytes);
-    PyBuffer_Release(&statuses);
-    PyBuffer_Release(&interrupt);
-    if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "a buffer is too short for so many requests");
-        return NULL;
-    }
-    return Py_BuildValue("ii", code, completed);
-}
-
 static PyMethodDef module_methods[] = {
-    {"poll_requests", poll_requests, METH_VARARGS,
-     "poll_requests((testsome, get_count, test_cancelled, byte, status_bytes), count, requests, indices, bytes, statuses, "
-     "interrupt, spin_ns) -> (MPI error code, completed)"},
     {"list_directory", list_directory, METH_O,
      "list_directory(fd) -> (columns by name, [(name, errno) that failed], number skipped, errno of the listing)"},
     {"pages_resident", pages_resident, METH_O, "pages_resident(buffer) -> whether all its pages are in memory"},
@@ -500,7 +459,7 @@ static int module_exec(PyObject *module) {
         return -1;
     }
     Py_DECREF(packer);
-    if (fsx_module_add_engine(module) != 0)
+    if (fsx_module_add_engine(module) != 0 || fsx_add_exchange_types(module) != 0)
         return -1;
     if (PyModule_AddIntConstant(module, "PACK_CHANGED", FSX_PACK_CHANGED) != 0 ||
         PyModule_AddIntConstant(module, "PACK_NO_ROOM", FSX_PACK_NO_ROOM) != 0 ||

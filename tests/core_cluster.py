@@ -33,8 +33,8 @@ class Member:
     reader: Reader
     local: Path
 
-    def stored_bytes(self, partition: int, offset: int, length: int) -> memoryview | None:
-        return self.store.mapped(partition, offset, length)
+    def mapped_partition(self, partition: int) -> memoryview | None:
+        return self.store.mapped(partition)
 
     def answer(self, peer: int, question: bytes) -> bytes:
         return b""

@@ -3,15 +3,19 @@
 The checks of index.fsx, on thousands of spoiled files: the corpus is written by the reference (index_trees.py),
 spoiling and checking are in native/index_fuzz.c, where a read one byte outside the file is seen. Messages of the
 kernel, well formed and not, in native/request_fuzz.c. And the whole extension module, at the preparation of a tree with
-all oddities (native/sanitized_prep.py).
+all oddities (native/sanitized_prep.py) and at the exchange between the ranks of an MPI job (native/sanitized_mpi.py).
 """
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import oddities
+import pytest
+from commands import BIN, mpirun
 from sanitized import DRIVERS, ENVIRONMENT, NATIVE, SEED, compile_c, compile_module, preload, write_corpus
 
 ROUNDS = 6_000
@@ -57,9 +61,34 @@ def test_no_sanitizer_report_on_messages(tmp_path: Path) -> None:
     assert min(numbers) > 2_000, said  # each kind is frequent
 
 
-def test_no_sanitizer_report_on_preparing_all_oddities(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The extension module with sanitizers."""
+    return compile_module(tmp_path_factory.mktemp("sanitized") / "_native.so")
+
+
+@pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no MPI in this environment")
+@pytest.mark.parametrize("scenario", ["fetch_all_to_all", "killed"])
+def test_no_sanitizer_report_on_exchanging(module: Path, scenario: str) -> None:
+    """Requests, answers, time-outs and the loss of a peer, in three ranks."""
+    launcher = mpirun(3)
+    launcher[1:1] = ["--with-ft", "ulfm", "-x", f"LD_PRELOAD={preload()}"]
+    shared_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fst-", dir=shared_memory) as place:
+        result = subprocess.run(
+            [*launcher, sys.executable, str(DRIVERS / "sanitized_mpi.py"), str(module), scenario],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=ENVIRONMENT | {"TMPDIR": place, "OMPI_MCA_btl_sm_backing_directory": place},
+        )
+    assert result.returncode == 0, result.stdout[-2_000:] + result.stderr[-5_000:]
+    assert "Sanitizer" not in result.stderr and "runtime error" not in result.stderr, result.stderr
+    assert result.stdout.count("close_s") == 3 - (scenario == "killed"), "each rank that lives has come to its end"
+
+
+def test_no_sanitizer_report_on_preparing_all_oddities(module: Path, tmp_path: Path) -> None:
     """Listing, packing, compressing, headers, checks and look-ups: the module as a whole, with one and four threads."""
-    module = compile_module(tmp_path / "_native.so")
     tree = oddities.build(tmp_path / "tree")
     try:
         result = subprocess.run(

@@ -50,10 +50,8 @@ class Served:
         self.lost_ranks: list[int] = []
         self.changed = trio.Event()
 
-    def stored_bytes(self, partition: int, offset: int, length: int) -> memoryview | None:
-        if partition % self.size != self.rank or offset + length > PARTITION_BYTES:
-            return None
-        return content(partition)[offset : offset + length]
+    def mapped_partition(self, partition: int) -> memoryview | None:
+        return content(partition) if partition % self.size == self.rank else None
 
     def answer(self, peer: int, question: bytes) -> bytes:
         return b"" if question == b"refuse" else b"%d:" % peer + question[: MESSAGE_BYTES - 8]

@@ -88,21 +88,25 @@ class ChunkCache:
         if data is not None:
             return data
         self._misses += 1
-
-        async def load_and_keep() -> ChunkData:
-            # Who takes over from a cancelled loader may run only after somebody else has loaded the chunk meanwhile.
+        loads = self._loads
+        while key in loads:
+            result = await loads.join(key)
+            if result:
+                return result[0]
+            # Its loader was cancelled, and we take over, unless somebody has loaded the chunk meanwhile.
             kept = (self._pinned if key[0] in self._pins else self._loose).get(key)
             if kept is not None:
                 return kept
-            try:
-                loaded = await load()
-            except Exception:
-                self._failed_loads += 1
-                raise
-            self._keep(key, loaded)
-            return loaded
-
-        return await self._loads.run(key, load_and_keep)
+        flight = loads.begin(key)
+        try:
+            data = await load()
+        except BaseException as error:
+            self._failed_loads += isinstance(error, Exception)
+            loads.end(key, flight, error=error)
+            raise
+        self._keep(key, data)
+        loads.end(key, flight, data)
+        return data
 
     def pin(self, inode: int) -> None:
         """A handle was opened: keep the chunks of this inode until nothing else is left to evict."""
@@ -134,7 +138,10 @@ class ChunkCache:
         self, inode: int, source: OrderedDict[ChunkKey, ChunkData], target: OrderedDict[ChunkKey, ChunkData]
     ) -> int:
         moved_bytes = 0
-        for number in sorted(self._chunks_of.get(inode, ())):
+        numbers = self._chunks_of.get(inode)
+        if numbers is None:
+            return 0
+        for number in sorted(numbers):
             data = source.pop((inode, number))
             target[(inode, number)] = data
             moved_bytes += len(data)

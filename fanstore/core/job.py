@@ -2,7 +2,7 @@
 
 Owns the agreement at the start (all mounts are up, or none), the words between daemons (docs/protocol.md), the end, and
 what is known about each node. Does not know what is mounted, and of MPI only the interface (transport/peers.py). Used
-by the session of a mount. Trio thread only, but for ``stored_bytes``, which the transport calls on its own thread.
+by the session of a mount. Trio thread only, but for ``mapped_partition``, which the transport calls on its own thread.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ class Job:
 
     # --- Host: what the transport calls ---
 
-    def stored_bytes(self, partition: int, offset: int, length: int) -> memoryview | None:
+    def mapped_partition(self, partition: int) -> memoryview | None:
         """On the transport's thread."""
         store = self._store
-        return store.mapped(partition, offset, length) if store is not None else None
+        return store.mapped(partition) if store is not None else None
 
     def answer(self, peer: int, question: bytes) -> bytes:
         if question != ASK_NODE:

@@ -98,19 +98,31 @@ class Remote:
         return bool(self._others[partition])
 
     async def fetch(
-        self, chunk: Chunk, accept: Callable[[memoryview], Awaitable[T]], *, last_resort: bool = False
+        self,
+        chunk: Chunk,
+        accept: Callable[[memoryview], T],
+        *,
+        run: Callable[[Callable[[memoryview], T], memoryview], Awaitable[T]] | None = None,
+        last_resort: bool = False,
     ) -> T:
         """The stored bytes of a chunk as ``accept`` makes content of them, from the first peer whose bytes it accepts.
 
-        ``accept`` raises CorruptDataError to have the next peer asked. ``last_resort``: ask also those that are not
-        worth asking, since there is no other source left. Raises PeerError if no peer could help.
+        ``accept`` raises CorruptDataError to have the next peer asked; ``run`` runs it elsewhere, if it takes long.
+        ``last_resort``: ask also those that are not worth asking, since there is no other source left. Raises PeerError
+        if no peer could help.
         """
-        if chunk.stored_bytes <= LARGE_BYTES:
-            return await self._fetch(chunk, accept, last_resort)
-        async with self._large:
-            return await self._fetch(chunk, accept, last_resort)
+        if chunk.stored_bytes > LARGE_BYTES:
+            async with self._large:
+                return await self._fetch(chunk, accept, run, last_resort)
+        return await self._fetch(chunk, accept, run, last_resort)
 
-    async def _fetch(self, chunk: Chunk, accept: Callable[[memoryview], Awaitable[T]], last_resort: bool) -> T:
+    async def _fetch(
+        self,
+        chunk: Chunk,
+        accept: Callable[[memoryview], T],
+        run: Callable[[Callable[[memoryview], T], memoryview], Awaitable[T]] | None,
+        last_resort: bool,
+    ) -> T:
         partition, offset, length = chunk.partition, chunk.offset, chunk.stored_bytes
         refusals = 0
         for peer in self._candidates(partition, offset, last_resort):
@@ -134,7 +146,7 @@ class Remote:
                 if self._quiet:
                     self._report_life(peer)
                 try:
-                    data = await accept(stored)
+                    data = accept(stored) if run is None else await run(accept, stored)
                 except CorruptDataError as error:
                     self._report_damage(peer, partition, error)
                     continue

@@ -51,34 +51,50 @@ class SingleFlight(Generic[K, V]):
         A load that raises an Exception raises it in everybody who waits. A loader that is cancelled takes nobody
         with it: the first of its waiters to wake up loads in its place.
         """
-        while True:
-            flight = self._flights.get(key)
-            if flight is None:
-                return await self._fly(key, load)
-            self.joined += 1
-            if flight.over is None:
-                flight.over = trio.Event()
-            await flight.over.wait()
-            if flight.error is not None:
-                raise flight.error
-            if flight.result:
-                return flight.result[0]
-
-    async def _fly(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
-        flight: _Flight[V] = _Flight()
-        self._flights[key] = flight
+        while key in self._flights:
+            result = await self.join(key)
+            if result:
+                return result[0]
+        flight = self.begin(key)
         try:
-            result = await load()
-            flight.result.append(result)
-            return result
-        except Exception as error:
-            flight.error = error
+            value = await load()
+        except BaseException as error:
+            self.end(key, flight, error=error)
             raise
-        finally:
-            # Before the waiters run: whoever comes from now on must not join a flight that is over.
-            del self._flights[key]
-            if flight.over is not None:
-                flight.over.set()
+        self.end(key, flight, value)
+        return value
+
+    # The steps of ``run``, for a caller that has no coroutine to spare (the cache: each costs a microsecond per read).
+
+    def __contains__(self, key: K) -> bool:
+        """Is a load for this key under way?"""
+        return key in self._flights
+
+    async def join(self, key: K) -> list[V]:
+        """Wait for the load that is under way. Its result as the only item; nothing if its loader was cancelled."""
+        flight = self._flights[key]
+        self.joined += 1
+        if flight.over is None:
+            flight.over = trio.Event()
+        await flight.over.wait()
+        if flight.error is not None:
+            raise flight.error
+        return flight.result
+
+    def begin(self, key: K) -> _Flight[V]:
+        """The caller loads, and says ``end`` in every case. Nothing is under way for this key."""
+        flight = self._flights[key] = _Flight()
+        return flight
+
+    def end(self, key: K, flight: _Flight[V], *result: V, error: BaseException | None = None) -> None:
+        """The load has a result, or an error; a cancellation is neither for those who wait."""
+        flight.result.extend(result)
+        if isinstance(error, Exception):
+            flight.error = error
+        # Before the waiters run: whoever comes from now on must not join a flight that is over.
+        del self._flights[key]
+        if flight.over is not None:
+            flight.over.set()
 
     def validate(self) -> None:
         """Check the invariants; for tests."""

@@ -196,16 +196,13 @@ class PartitionStore:
         """Does this node have a copy of its own?"""
         return partition in self._local
 
-    def mapped(self, partition: int, offset: int, length: int) -> memoryview | None:
-        """A range of the copy on this node, in memory that stays valid as long as it is used; None if it is not here.
+    def mapped(self, partition: int) -> memoryview | None:
+        """The copy on this node, in memory that stays valid as long as it is used; None if it is not here.
 
         Never blocks and takes no lock: for the MPI thread. The bytes may be damaged, whoever asked for them checks
-        them, and the pages need not be in memory.
+        them, and the pages need not be in memory. A truncated copy is shorter than its partition.
         """
-        view = self._maps.get(partition)
-        if view is None or not 0 <= offset <= offset + length <= len(view):
-            return None
-        return view[offset : offset + length]
+        return self._maps.get(partition)
 
     def source(self, partition: int) -> Source:
         """Where the bytes of this partition come from now."""

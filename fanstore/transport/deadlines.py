@@ -11,8 +11,7 @@ import time
 import outcome
 import trio
 
-from fanstore.transport.flight import Flight
-from fanstore.transport.pending import TIMED_OUT
+from fanstore.transport.flight import TIMED_OUT, Flight
 
 
 class Deadlines:

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 from typing import Any
 
+from fanstore import _native
 from fanstore.errors import FanstoreError
 from fanstore.transport.ranks import launched_size
 
@@ -17,10 +18,13 @@ _PIECE_BYTES = 1 << 30
 
 #: Parameters of mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: Freed memory that is kept for the next answer: a window of the largest ones. Memory fresh from the kernel is cleared
-#: and mapped page by page, which takes longer than receiving into it. Measured with 16 under way, between two ranks of
-#: a virtual machine: 2 MiB 627/s without and 2,131/s with this, 512 KiB 3,190/s and 6,725/s.
-KEEP_BYTES = 128 << 20
+#: Freed memory that is kept for the next decompressed chunk, a window of the largest ones, and that of answers
+#: (native/pool.h), which is freed in larger bursts: when 16 files of two chunks each are closed. Memory fresh from the
+#: kernel is cleared and mapped page by page, which takes longer than receiving into it. Measured with 16 under way,
+#: between two ranks of a virtual machine: 2 MiB 627/s without and 2,131/s with it, 512 KiB 3,190/s and 6,725/s; files
+#: of 8 MiB with a pool of 64 MiB 20 to 120/s.
+KEEP_BYTES = 64 << 20
+POOL_BYTES = 128 << 20
 #: Blocks up to this size are not given back to the kernel one by one; the largest that glibc allows.
 _LARGE_BYTES = 32 << 20
 
@@ -59,9 +63,34 @@ def initialise() -> tuple[Any, Any]:
     return MPI, own
 
 
-def finalise(mpi: Any) -> None:
-    """End MPI. Collective, and may hang; mpi4py's function would hold the GIL meanwhile, and so stop all threads."""
+def finalize(mpi: Any) -> None:
+    """End MPI; without the GIL, which mpi4py's own function keeps: if it hangs, the process must be able to end."""
     ctypes.CDLL(mpi.__file__).MPI_Finalize()
+
+
+def make_exchange(mpi: Any, world: Any, message_bytes: int) -> _native.Exchange:
+    """The part of the transport that is in C, over the library that mpi4py is linked with, whichever it is."""
+    library = ctypes.CDLL(mpi.__file__)
+    names = ("Irecv", "Isend", "Test", "Testsome", "Cancel", "Get_count", "Test_cancelled")
+    functions = [ctypes.cast(getattr(library, f"MPI_{name}"), ctypes.c_void_p).value or 0 for name in names]
+
+    def handle(thing: Any) -> int:
+        # Handles are pointers in one family of MPI libraries, and ints in the other.
+        bits: int = 8 * mpi._sizeof(type(thing))
+        return int(mpi._handleof(thing)) & (1 << bits) - 1
+
+    # Where a status keeps its error code is known to the library alone.
+    status = mpi.Status()
+    status.error = marker = 0x5EED
+    error_offset = bytes(status.tomemory().cast("B")).index(marker.to_bytes(4, "little"))
+    return _native.Exchange(
+        (functions[0], functions[1], functions[2], functions[3], functions[4], functions[5], functions[6]),
+        (handle(mpi.BYTE), handle(world), handle(mpi.REQUEST_NULL)),
+        (mpi._sizeof(mpi.Request), mpi._sizeof(mpi.Status), error_offset),
+        world.Get_size(),
+        message_bytes,
+        POOL_BYTES,
+    )
 
 
 def broadcast(world: Any, value: bytes | None, length: int) -> memoryview:

@@ -4,9 +4,14 @@ MPI has no descriptor to wait on, so the thread polls: without pause while there
 then with sleeps that grow to IDLE_S. It sleeps on a descriptor, so that a request of our own wakes it at once; a peer's
 request waits at most IDLE_S. MPI_THREAD_FUNNELED is enough: one thread makes all calls, that of MPI_Init included.
 
-Hand-overs: trio → MPI thread through ``_inbox`` (a deque), ``_interrupt`` (a byte that ends a spin) and ``_wake`` (an
-eventfd that ends a sleep); MPI thread → trio through TrioToken.run_sync_soon, once per round for everything that has
-completed in it. Nothing else is shared, but for the per-peer flags in ``Peer`` (flight.py), which are single
+What there is much of, fetching and being fetched from, runs in C without the GIL (``_native.Exchange``,
+native/exchange.h): the trio thread submits questions to it and takes over what has landed. Everything else, all other
+messages, losses, pages that are not in memory, the end, is here, on the same MPI thread between two runs of the
+Exchange. Why: see Exchange.
+
+Hand-overs: trio → MPI thread through the Exchange and, for what is done in Python, ``_inbox`` (a deque) and
+``Exchange.interrupt``; MPI thread → trio through the Exchange, whose descriptor becomes readable, and for calls through
+TrioToken.run_sync_soon. Nothing else is shared, but for the per-peer flags in ``Peer`` (flight.py), which are single
 assignments.
 
 Memory: the receive of a fetch is posted in its final memory before the request leaves. If the caller gives up, the
@@ -22,14 +27,12 @@ import collections
 import contextlib
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import outcome
 import trio
 
@@ -37,11 +40,17 @@ from fanstore import _native
 from fanstore.errors import FanstoreError
 from fanstore.transport import library
 from fanstore.transport.deadlines import Deadlines
-from fanstore.transport.flight import Counters, Flight, Peer, Sent
+from fanstore.transport.flight import FAILED, Counters, Flight, Peer
 from fanstore.transport.gathering import Finish, Gatherings
-from fanstore.transport.peers import MESSAGE_BYTES, Host, PeerLostError, PeerRefusedError, PeerTimeoutError
-from fanstore.transport.pending import FAILED, Pending
-from fanstore.transport.wire import HEADER, TAG_MESSAGE, Kind
+from fanstore.transport.peers import (
+    MESSAGE_BYTES,
+    Host,
+    PeerError,
+    PeerLostError,
+    PeerRefusedError,
+    PeerTimeoutError,
+)
+from fanstore.transport.wire import HEADER, Kind
 
 log = logging.getLogger(__name__)
 
@@ -53,19 +62,16 @@ SLEEP_PART = 0.1
 #: But not longer. To wake and let MPI work costs 80 to 120 µs on a busy virtual machine: every 5 ms 1.5 to 3 % of a
 #: core, every 20 ms 0.6 %.
 IDLE_S = 20e-3
-#: Replies being sent at once; further requests wait in line, a few bytes each.
-SENDS = 32
 #: Start-up: what a collective step may take before the job is given up.
 START_LIMIT_S = 120.0
 
 T = TypeVar("T")
 
 
-_MESSAGE = Sent(0)
-_REPLY = Sent(1)
-_FAREWELL = Sent(0)  #: goes to those as well that have said BYE themselves, and wait for ours
 _FETCH, _ASK, _TELL, _BYE, _GATHER = (int(k) for k in (Kind.FETCH, Kind.ASK, Kind.TELL, Kind.BYE, Kind.GATHER))
 _FOR_THE_HOST = (_FETCH, _ASK, _TELL)
+#: MPI counts bytes with an int. Chunks are much shorter.
+_LONGEST_ANSWER = (1 << 31) - 1
 
 
 class MpiPeers:
@@ -80,10 +86,7 @@ class MpiPeers:
         """Start the MPI thread and initialise MPI in it. Collective: all ranks must do it. On the trio thread."""
         library.keep_freed_memory()
         self._trio = trio.lowlevel.current_trio_token()
-        self._inbox: collections.deque[Flight | Callable[[], None]] = collections.deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._interrupt = bytearray(1)  #: set to end a spin of the MPI thread
-        self._sleeping = False
+        self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._ended = threading.Event()
         self._end_limit_s: float | None = None  #: when to stop waiting for the others; set when the end has begun
         self._said_bye = False
@@ -93,9 +96,6 @@ class MpiPeers:
         self._counters = Counters()
         self._deadlines = Deadlines()
         self._steps = 0  #: collective steps that this rank has taken part in; trio only
-        self._sending = 0  #: replies on their way
-        self._waiting: collections.deque[tuple[Peer, int, memoryview]] = collections.deque()
-        self._landed: list[Flight] = []
         self._calls: list[Callable[[], None]] = []
         self._pages = ThreadPoolExecutor(4, thread_name_prefix="pages")
         self.rank = 0
@@ -118,62 +118,66 @@ class MpiPeers:
                 raise self._start_error
             raise FanstoreError(f"MPI cannot be used: {self._start_error}") from self._start_error
         trio.lowlevel.spawn_system_task(self._deadlines.watch)
+        trio.lowlevel.spawn_system_task(self._deliver_landed)
 
     def serve(self, host: Host) -> None:
         self._submit(lambda: self._set_host(host))
 
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
-        data = await self._request(self._peers[peer], _FETCH, partition, offset, length, b"", length, timeout_s)
-        if data.size != length:
+        to = self._peers[peer]
+        deadline_s = time.monotonic() + timeout_s
+        if not to.window.enter_nowait():
+            await self._wait_for_place(to, timeout_s)
+        flight, answer = self._begin(to, deadline_s, _FETCH, partition, offset, length, b"", length)
+        got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
+        if got == length:
+            return memoryview(answer)
+        if got >= 0:
             raise PeerRefusedError(f"rank {peer} does not have these bytes of partition {partition}")
-        return data.data
+        raise self._failure(to, got, timeout_s)
 
     async def ask(self, peer: int, question: bytes, timeout_s: float) -> bytes:
         assert len(question) <= MESSAGE_BYTES
-        data = await self._request(self._peers[peer], _ASK, 0, 0, len(question), question, MESSAGE_BYTES, timeout_s)
-        if data.size == 0:
+        to = self._peers[peer]
+        deadline_s = time.monotonic() + timeout_s
+        if not to.window.enter_nowait():
+            await self._wait_for_place(to, timeout_s)
+        flight, answer = self._begin(to, deadline_s, _ASK, 0, 0, len(question), question, MESSAGE_BYTES)
+        got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
+        if got > 0:
+            return bytes(memoryview(answer)[:got])
+        if got == 0:
             raise PeerRefusedError(f"rank {peer} does not answer that question")
-        return data.tobytes()
+        raise self._failure(to, got, timeout_s)
 
-    async def _request(
+    def _begin(
         self,
         peer: Peer,
+        deadline_s: float,
         kind: int,
         partition: int,
         offset: int,
         length: int,
         text: bytes,
         answer_bytes: int,
-        timeout_s: float,
-    ) -> np.ndarray[Any, Any]:
-        """Send a request and wait for its answer, of at most ``answer_bytes``; what was received."""
-        deadline_s = time.monotonic() + timeout_s
-        if not peer.window.enter_nowait():
-            await self._wait_for_place(peer, timeout_s)
+    ) -> tuple[Flight, _native.Answer]:
+        """Send a question for which there is a place in the window, and whose answer has at most so many bytes."""
         if peer.lost or peer.said_bye:
             peer.window.leave()
             raise PeerLostError(f"rank {peer.rank} is gone")
-        # Not before there is a place in the window, which bounds the memory. Not zeroed: every byte is received.
-        data = np.empty(answer_bytes, np.uint8)
-        task = trio.lowlevel.current_task()
-        flight = Flight(peer, kind, partition, offset, length, text, data, task, deadline_s)
-
-        def give_up(_: object) -> trio.lowlevel.Abort:
-            # The reader has gone. The memory belongs to MPI until the answer comes.
-            flight.task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        self._submit(flight)
+        flight = Flight(peer, trio.lowlevel.current_task(), deadline_s)
+        # Memory is taken only now: there is a place in the window, which bounds it.
+        answer = self._exchange.submit(flight, peer.rank, kind, partition, offset, length, text, answer_bytes)
         self._deadlines.add(flight)
-        got: int = await trio.lowlevel.wait_task_rescheduled(give_up)
-        if got >= 0:
-            return data[:got]
+        return flight, answer
+
+    def _failure(self, peer: Peer, got: int, timeout_s: float) -> PeerError:
         if got == FAILED:
-            raise PeerLostError(f"rank {peer.rank} is gone")
-        raise self._time_out(peer, timeout_s)
+            return PeerLostError(f"rank {peer.rank} is gone")
+        return self._time_out(peer, timeout_s)
 
     async def _wait_for_place(self, peer: Peer, timeout_s: float) -> None:
-        if peer.silent:
+        if self._exchange.is_silent(peer.rank):
             raise PeerTimeoutError(f"rank {peer.rank} has not answered {peer.window.under_way} requests")
         with trio.move_on_after(timeout_s):
             await peer.window.wait()
@@ -181,19 +185,30 @@ class MpiPeers:
         raise self._time_out(peer, timeout_s)
 
     def _time_out(self, peer: Peer, timeout_s: float) -> PeerTimeoutError:
-        peer.silent = True
+        self._exchange.set_silent(peer.rank)
         self._counters.timeouts += 1
         return PeerTimeoutError(f"rank {peer.rank} did not answer within {timeout_s:g} s")
 
-    def _deliver(self, landed: list[Flight], calls: list[Callable[[], None]]) -> None:
+    async def _deliver_landed(self) -> None:
+        """For ever: wake those whose answers are here."""
+        exchange, discard = self._exchange, self._deadlines.discard
+        while True:
+            landed = exchange.take_landed()
+            if not landed:
+                await trio.lowlevel.wait_readable(exchange.fileno())
+                continue
+            for flight, got in landed:
+                flight.peer.window.leave()
+                discard(flight)
+                if flight.task is not None:
+                    trio.lowlevel.reschedule(flight.task, outcome.Value(got))
+                else:
+                    self._counters.late_answers += got != FAILED
+            # Those who were woken run now; more may land meanwhile, and need no system call to be found.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def _make_calls(self, calls: list[Callable[[], None]]) -> None:
         """What the MPI thread has handed over."""
-        for flight in landed:
-            flight.peer.window.leave()
-            self._deadlines.discard(flight)
-            if flight.task is not None:
-                trio.lowlevel.reschedule(flight.task, outcome.Value(flight.got))
-            else:
-                self._counters.late_answers += flight.got != FAILED
         for call in calls:
             try:
                 call()
@@ -208,12 +223,15 @@ class MpiPeers:
         return self._peers[peer].lost or self._peers[peer].said_bye
 
     def is_silent(self, peer: int) -> bool:
-        return self._peers[peer].silent
+        return self._exchange.is_silent(peer)
 
     def statistics(self) -> dict[str, object]:
         lost = [peer.rank for peer in self._peers.values() if peer.lost]
-        silent = [peer.rank for peer in self._peers.values() if peer.silent and not peer.lost]
-        return {**vars(self._counters), "peers_lost": lost, "peers_silent": silent}
+        silent = [rank for rank, peer in self._peers.items() if self._exchange.is_silent(rank) and not peer.lost]
+        counters: dict[str, int] = dict(vars(self._counters))
+        for name, count in self._exchange.counters().items():
+            counters[name] += count
+        return {**counters, "peers_lost": lost, "peers_silent": silent}
 
     def close(self, timeout_s: float) -> None:
         """Leave the job: waits for the others to do so too, but not for dead ones, and no longer than ``timeout_s``."""
@@ -268,11 +286,11 @@ class MpiPeers:
             raise result[0]
         return result[0]
 
-    def _submit(self, work: Flight | Callable[[], None]) -> None:
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Have the MPI thread do this."""
         self._inbox.append(work)
-        self._interrupt[0] = 1
-        if self._sleeping:
-            os.eventfd_write(self._wake, 1)
+        if self._started.is_set() and self._start_error is None:
+            self._exchange.interrupt()
 
     # --- MPI thread: life ---
 
@@ -286,13 +304,13 @@ class MpiPeers:
             return
         self._started.set()
         try:
-            for peer in self._peers.values():
-                got = self._listen(peer)
-                if got is not None:
-                    self._hear(peer, got)
+            for rank in self._peers:
+                self._exchange.listen(rank)
             self._poll_until_ended()
+            # Not after a loss: if it begins in the moment of a death, Open MPI 5.0 waits for the dead one for ever (2
+            # of 37 trials), and mpirun --with-ft ulfm does not mind that it is left out.
             if all(peer.said_bye for peer in self._peers.values()):
-                library.finalise(self._mpi)
+                library.finalize(self._mpi)
         except Exception:
             log.exception("the MPI thread failed; peers cannot be reached any more")
             self._fail_everything()
@@ -302,63 +320,49 @@ class MpiPeers:
     def _initialise(self) -> None:
         self._mpi, self._world = library.initialise()
         self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
-        self._status: Any = self._mpi.Status()
-        self._pending: Pending[Peer | Flight | Sent] = Pending(self._mpi, self._interrupt)
+        self._exchange = library.make_exchange(self._mpi, self._world, MESSAGE_BYTES)
         self._gatherings = Gatherings(self.size)
         self._peers = {rank: Peer(rank) for rank in range(self.size) if rank != self.rank}
 
     def _set_host(self, host: Host) -> None:
         self._host = host
+        self._exchange.set_serving()
         self._hear_held()
 
     def _hear_held(self) -> None:
         for peer in self._peers.values():
             if peer.held is not None:
-                got, peer.held = peer.held, None
-                self._hear(peer, got)
+                message, peer.held = peer.held, None
+                self._take_message(peer, message)
 
     def _poll_until_ended(self) -> None:
+        exchange = self._exchange
         inbox = self._inbox
-        interrupt = self._interrupt
-        last_traffic_s = time.monotonic()
-        busy = False
         while True:
-            interrupt[0] = 0  # first: what comes from now on sets it again
-            spin_ns = SPIN_NS if busy or inbox else 0
-            busy = bool(inbox)
+            exchange.clear_interrupt()  # first: what comes from now on sets it again
             while inbox:
-                work = inbox.popleft()
-                if type(work) is Flight:
-                    self._start_flight(work)
+                inbox.popleft()()
+                exchange.touch()
+            quiet = exchange.run(SPIN_NS)
+            while (event := exchange.take_event()) is not None:
+                is_message, rank, value = event
+                if is_message:
+                    self._take_message(self._peers[rank], exchange.message(rank, value))
                 else:
-                    work()  # type: ignore[operator]  # mypy does not narrow by type(x) is
-            busy |= self._progress(spin_ns)
-            if self._landed or self._calls or self._gatherings.finished:
+                    self._lose(self._peers[rank], f"MPI reports error {value}" if value != FAILED else "no answer")
+            if self._calls or self._gatherings.finished:
                 self._hand_over()
-            now_s = time.monotonic()
-            if self._end_limit_s is not None and self._may_end(now_s):
+            if self._end_limit_s is not None and self._may_end(time.monotonic()):
                 return
-            if busy:
-                last_traffic_s = now_s
-            elif not inbox:
-                self._sleep(min(IDLE_S, SLEEP_PART * (now_s - last_traffic_s)))
-
-    def _sleep(self, seconds: float) -> None:
-        self._sleeping = True
-        # What was submitted just before the flag was set has woken nobody.
-        if not self._inbox:
-            select.select([self._wake], [], [], seconds)
-        self._sleeping = False
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+            if quiet:
+                exchange.sleep(min(IDLE_S, SLEEP_PART * exchange.idle_s()))
 
     def _hand_over(self) -> None:
         """Wake the trio side, once for everything."""
-        landed, self._landed = self._landed, []
         calls, self._calls = self._calls + self._gatherings.finished, []
         self._gatherings.finished = []
         with contextlib.suppress(trio.RunFinishedError):  # the daemon is ending, and nobody waits any more
-            self._trio.run_sync_soon(self._deliver, landed, calls)
+            self._trio.run_sync_soon(self._make_calls, calls)
 
     def _begin_end(self, limit_s: float) -> None:
         self._end_limit_s = limit_s
@@ -367,17 +371,18 @@ class MpiPeers:
     def _may_end(self, now_s: float) -> bool:
         """BYE is said when the last reply is through, so that it is the last word; the end is when all have said it.
 
-        Finalising MPI waits for every process that lives: right only if all are on their way to it.
+        Finalising MPI waits for every process: right only if all are on their way to it.
         """
         assert self._end_limit_s is not None
         if now_s > self._end_limit_s:
             return True
         if not self._said_bye:
-            if self._sending or self._waiting:
+            if self._exchange.replies():
                 return False
             self._said_bye = True
+            self._exchange.set_closing()
             self._tell_all(Kind.BYE, b"")
-        return len(self._pending) == 0 and all(peer.said_bye or peer.lost for peer in self._peers.values())
+        return self._exchange.pending() == 0 and all(peer.said_bye or peer.lost for peer in self._peers.values())
 
     def _fail_everything(self) -> None:
         """Whoever waits learns that no peer can be reached any more. Whoever comes later sees that they are lost."""
@@ -385,13 +390,9 @@ class MpiPeers:
             peer.lost = True
             self._gatherings.leave(peer.rank, "cannot be reached any more")
         self._ended.set()
-        self._landed += [owner for owner in self._pending.owners() if isinstance(owner, Flight)]
+        self._exchange.give_up()
         while self._inbox:
-            work = self._inbox.popleft()
-            if isinstance(work, Flight):
-                self._landed.append(work)
-            else:
-                work()
+            self._inbox.popleft()()
         self._hand_over()
 
     def _begin_gathering(self, step: int, value: bytes, finish: Finish) -> None:
@@ -400,20 +401,6 @@ class MpiPeers:
         self._gatherings.give(self.rank, step, value)
 
     # --- MPI thread: traffic ---
-
-    def _progress(self, spin_ns: int) -> bool:
-        """Let MPI work and take what has completed; wait for it up to ``spin_ns``. Was there anything?"""
-        completed = self._pending.take_completed(spin_ns)
-        for owner, got in completed:
-            if type(owner) is Flight:
-                self._land(owner, got)
-            elif type(owner) is Sent:
-                self._sending -= owner.weight
-            elif type(owner) is Peer:
-                self._hear(owner, got)
-        while self._waiting and self._sending < SENDS:
-            self._send(*self._waiting.popleft(), _REPLY)
-        return bool(completed)
 
     def _lose(self, peer: Peer, reason: object) -> None:
         """A peer has died: whoever waits for it learns it now.
@@ -424,51 +411,30 @@ class MpiPeers:
         if peer.lost or peer.said_bye:
             return
         peer.lost = True
-        for owner in self._pending.owners():
-            if isinstance(owner, Flight) and owner.peer is peer:
-                self._pending.abandon(owner)
-                self._landed.append(owner)
+        self._exchange.lose(peer.rank)
         log.debug("rank %d: %s", peer.rank, reason)
         host = self._host
         if host is not None:
             self._calls.append(lambda: host.lost(peer.rank))
         self._gatherings.leave(peer.rank, "has died")
 
-    def _listen(self, peer: Peer) -> int | None:
-        """Receive the next message: its bytes if it is here already."""
-        try:
-            request = self._world.Irecv(peer.buffer, peer.rank, TAG_MESSAGE)
-            if request.Test(self._status):
-                return int(self._status.count)
-        except self._mpi.Exception as error:
-            self._lose(peer, error)
-            return None
-        self._pending.add(request, peer)
-        return None
-
-    def _hear(self, peer: Peer, bytes_received: int) -> None:
-        """A message is here; take it and those behind it."""
-        got: int | None = bytes_received
-        while got is not None:
-            if got == FAILED:
-                self._lose(peer, "its messages cannot be received any more")
+    def _take_message(self, peer: Peer, message: bytes) -> None:
+        """A message that the Exchange has left to us; afterwards the next one of this peer can come."""
+        kind, tag, partition, length, offset = HEADER.unpack_from(message)
+        if self._host is None and kind in _FOR_THE_HOST:
+            if self._end_limit_s is None:
+                peer.held = message
                 return
-            peer.silent = False
-            kind, tag, partition, length, offset = HEADER.unpack_from(peer.buffer)
-            if self._host is None and kind in _FOR_THE_HOST:
-                if self._end_limit_s is None:
-                    peer.held = got
-                    return
-            elif kind == _FETCH:
-                self._serve_fetch(peer, tag, partition, length, offset)
-            elif kind == _GATHER:
-                self._gatherings.give(peer.rank, partition, bytes(peer.buffer[HEADER.size : got]))
-            elif kind == _BYE:
-                self._part(peer)
-                return
-            else:
-                self._take_text(peer, kind, tag, bytes(peer.buffer[HEADER.size : got]))
-            got = self._listen(peer)
+        elif kind == _FETCH:
+            self._serve_fetch(peer, tag, partition, length, offset)
+        elif kind == _GATHER:
+            self._gatherings.give(peer.rank, partition, message[HEADER.size :])
+        elif kind == _BYE:
+            self._part(peer)
+            return
+        else:
+            self._take_text(peer, kind, tag, message[HEADER.size :])
+        self._exchange.listen(peer.rank)
 
     def _take_text(self, peer: Peer, kind: int, tag: int, text: bytes) -> None:
         host = self._host
@@ -484,9 +450,7 @@ class MpiPeers:
         """A peer has said BYE: what it has not answered by now it will not answer."""
         peer.said_bye = True
         self._gatherings.leave(peer.rank, "has left the job")
-        for owner in self._pending.owners():
-            if isinstance(owner, Flight) and owner.peer is peer:
-                self._pending.cancel(owner)
+        self._exchange.part(peer.rank)
 
     def _answer(self, peer: Peer, tag: int, question: bytes) -> None:
         """On the trio thread: answers are made from state that belongs to it."""
@@ -495,87 +459,40 @@ class MpiPeers:
         try:
             answer = self._host.answer(peer.rank, question)[:MESSAGE_BYTES]
         finally:  # a question that cannot be answered is refused
-            self._submit(lambda: self._reply(peer, tag, memoryview(answer)))
+            self._submit(lambda: self._exchange.reply(peer.rank, tag, answer))
 
     def _serve_fetch(self, peer: Peer, tag: int, partition: int, length: int, offset: int) -> None:
+        """Pages that are not in memory, or not known to the Exchange yet; or bytes that are not here."""
         assert self._host is not None
+        partition_data: memoryview | None = None
         try:
-            data = self._host.stored_bytes(partition, offset, length)
+            partition_data = self._host.mapped_partition(partition)
         except Exception:
             log.exception("rank %d asked for bytes %d+%d of partition %d", peer.rank, offset, length, partition)
-            data = None
-        if data is None or data.nbytes != length:
+        if partition_data is None or offset + length > partition_data.nbytes or length > _LONGEST_ANSWER:
             self._counters.refused += 1
-            self._reply(peer, tag, memoryview(b""))
+            self._exchange.reply(peer.rank, tag, b"")
             return
+        self._exchange.add_map(partition, partition_data)
         self._counters.served += 1
         self._counters.served_bytes += length
+        data = partition_data[offset : offset + length]
         if _native.pages_resident(data):
-            self._reply(peer, tag, data)
+            self._exchange.reply(peer.rank, tag, data)
             return
         self._counters.slow_pages += 1
-        kept = data
 
         def bring_in() -> None:
             # An error of the disk must not become a SIGBUS in the MPI library: such bytes are refused.
-            ready = kept if _native.populate_pages(kept) else memoryview(b"")
-            self._submit(lambda: self._reply(peer, tag, ready))
+            ready = data if _native.populate_pages(data) else b""
+            self._submit(lambda: self._exchange.reply(peer.rank, tag, ready))
 
         self._pages.submit(bring_in)
 
-    def _reply(self, peer: Peer, tag: int, data: memoryview) -> None:
-        if self._said_bye:
-            return  # the asker knows
-        if self._sending < SENDS:
-            self._send(peer, tag, data, _REPLY)
-        else:
-            self._waiting.append((peer, tag, data))
-
-    def _send(self, peer: Peer, tag: int, data: memoryview | bytes, owner: Sent) -> None:
-        if peer.lost or (peer.said_bye and owner is not _FAREWELL):
-            return
-        try:
-            request = self._world.Isend(data, peer.rank, tag)
-            # A small message is on its way at once.
-            if owner.weight == 0 and request.Test():
-                return
-        except self._mpi.Exception as error:
-            self._lose(peer, error)
-            return
-        self._sending += owner.weight
-        self._pending.add(request, owner)
-
     def _tell_all(self, kind: Kind, word: bytes, step: int = 0) -> None:
         message = HEADER.pack(kind, 0, step, len(word), 0) + word
+        # BYE goes to those as well that have said it themselves, and wait for ours.
+        farewell = kind is Kind.BYE
         for peer in self._peers.values():
-            self._send(peer, TAG_MESSAGE, message, _FAREWELL if kind is Kind.BYE else _MESSAGE)
-
-    def _start_flight(self, flight: Flight) -> None:
-        peer = flight.peer
-        if peer.lost or peer.said_bye or self._said_bye:
-            self._landed.append(flight)
-            return
-        # There is one: a question has a place in the window, and keeps it as long as its tag.
-        tag = flight.tag = peer.free_tags.pop()
-        try:
-            request = self._world.Irecv(flight.data, peer.rank, tag)
-        except self._mpi.Exception as error:
-            self._lose(peer, error)
-            self._landed.append(flight)
-            return
-        self._pending.add(request, flight)
-        header = HEADER.pack(flight.kind, tag, flight.partition, flight.length, flight.offset)
-        self._send(peer, TAG_MESSAGE, header + flight.text if flight.text else header, _MESSAGE)
-
-    def _land(self, flight: Flight, got: int) -> None:
-        """A flight's receive has completed."""
-        flight.got = got
-        peer = flight.peer
-        peer.free_tags.append(flight.tag)
-        if got == FAILED:
-            self._lose(peer, "a request was not answered")
-        else:
-            peer.silent = False
-            self._counters.fetches += 1
-            self._counters.fetched_bytes += got
-        self._landed.append(flight)
+            if not peer.lost:
+                self._exchange.send(peer.rank, message, farewell)

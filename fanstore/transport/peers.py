@@ -36,8 +36,11 @@ class PeerRefusedError(PeerError):
 class Host(Protocol):
     """What a transport needs from this node to serve the others. Called on the transport's own thread: never blocks."""
 
-    def stored_bytes(self, partition: int, offset: int, length: int) -> memoryview | None:
-        """These bytes of a partition on this node's disk, in memory that stays valid; None if they are not here."""
+    def mapped_partition(self, partition: int) -> memoryview | None:
+        """All of a partition that is on this node's disk, in memory that stays valid; None if it is not here.
+
+        What it once was for a partition it remains: the transport may keep it and not ask again.
+        """
 
     def answer(self, peer: int, question: bytes) -> bytes:
         """The answer to a peer's question; empty to refuse."""
