@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import socket
 import threading
 import time
 import traceback
@@ -212,7 +211,7 @@ def _remove_spools(sources: Sequence[Source], out: OutputDirectory) -> None:
 
 def _scan(sources: Sequence[Source], request: Request, note: Callable[[str], None]) -> Scan:
     with Progress.counting("scanning", "entries", quiet=request.quiet) as progress:
-        found = scan(sources, progress.set_count)
+        found = scan(sources, progress.set_count, request.jobs)
     for source in sources:
         source.forget_names()
     files = int(has_content(found.table).sum())
@@ -287,7 +286,7 @@ def _pack_and_gather(work: _Work, sources: Sequence[Source], ranks: Ranks, quiet
 
 
 def _failed_share(error: FanstoreError, ranks: Ranks) -> _Share:
-    where = f" (rank {ranks.rank} on {socket.gethostname()})" if ranks.size > 1 else ""
+    where = f" (rank {ranks.rank} on {os.uname().nodename})" if ranks.size > 1 else ""
     return _Share(None, f"{error}{where}")
 
 

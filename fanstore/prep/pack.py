@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from fanstore.prep.giant import pack_giant
 from fanstore.prep.plan import PartitionPlan, has_content, member_bounds
 from fanstore.prep.sources import Source
 from fanstore.prep.table import Table
-from fanstore.prep.writer import PartitionWriter, Stopped, write_all
+from fanstore.prep.writer import BLOCK_BYTES, PartitionWriter, Stopped
 
 #: The layout of struct fsx_packed in native/pack.h.
 PACKED = np.dtype([("status", "<i4"), ("codec", "<u4"), ("offset", "<u8"), ("stored", "<u8"), ("checksum", "<u8")])
@@ -104,7 +103,7 @@ class Packing:
         for number, plan in self._plans.items():
             if len(plan.order) == 0:  # more partitions asked for than there are files
                 self._waiting.remove(number)
-                self._result.partitions[number] = self._open_writer(number).finish()
+                self._result.partitions[number] = PartitionWriter.create(self._path_of(number)).finish()
         threads = [threading.Thread(target=self._work, name=f"pack-{n}", daemon=True) for n in range(self._jobs_wanted)]
         for thread in threads:
             thread.start()
@@ -131,8 +130,7 @@ class Packing:
         for thread in threads:
             thread.join()
         for job in self._jobs:
-            if job.writer.fd >= 0:
-                os.close(job.writer.fd)
+            job.writer.close()
 
     def _take(self) -> tuple[_Job, int] | None:
         """The next batch, of the partition with the fewest threads at work: each has one to itself if it can."""
@@ -151,13 +149,9 @@ class Packing:
             return job, number
 
     def _open_job(self, number: int) -> _Job:
-        job = _Job(number, self._plans[number], self._open_writer(number))
+        job = _Job(number, self._plans[number], PartitionWriter.create(self._path_of(number)))
         self._jobs.append(job)
         return job
-
-    def _open_writer(self, number: int) -> PartitionWriter:
-        path = self._path_of(number)
-        return PartitionWriter(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
     def _work(self) -> None:
         buffers = _Buffers()
@@ -211,16 +205,14 @@ class Packing:
             if outcome.status == 0:
                 self._result.chunks[entry] = outcome.chunks
             return
-        out = buffers.out(int(self._bound[order].sum()))
+        out = buffers.out(BLOCK_BYTES + int(self._bound[order].sum()))
         scratch = buffers.scratch(_native.pack_scratch(largest) if self._level else mmap.PAGESIZE)
         several = content[content > CHUNK_BYTES].astype(np.int64)
         chunks = np.zeros(int(((several + CHUNK_BYTES - 1) // CHUNK_BYTES).sum()) + 1, CHUNK_RECORD)
-        used, _ = self._packer.pack(order, self._level, out, scratch, results, chunks)
+        used, _ = self._packer.pack(order, self._level, memoryview(out)[BLOCK_BYTES:], scratch, results, chunks)
         self._keep_chunks(order, results, chunks)
-        data = memoryview(out)[:used]
         job.writer.wait_turn(number, self.stop)
-        position = job.writer.pass_turn(data, used)
-        write_all(job.writer.fd, data, position)
+        position = job.writer.append(out, used)
         results["offset"] += np.uint64(position)
         self._report(int(content.sum()), int(self._has_content[order].sum()))
 
