@@ -36,6 +36,7 @@ PACKED = np.dtype([("status", "<i4"), ("codec", "<u4"), ("offset", "<u8"), ("sto
 #: Files up to this size are packed in memory; with many jobs less, so that all buffers together stay below 512 MiB.
 BUFFERED_FILE_BYTES = 64 << 20
 ALL_BUFFERS_BYTES = 512 << 20
+_BUFFER_STEP_BYTES = 4 << 20
 
 
 @dataclass
@@ -237,17 +238,24 @@ class _Buffers:
 
     def out(self, count: int) -> mmap.mmap:
         if len(self._out) < count:
-            self._out = mmap.mmap(-1, count)
+            self._out = _memory(count)
         return self._out
 
     def scratch(self, count: int) -> mmap.mmap:
         if len(self._scratch) < count:
-            self._scratch = mmap.mmap(-1, count)
+            self._scratch = _memory(count)
         return self._scratch
 
     def close(self) -> None:
         """The maps go when nobody looks at them any more."""
         del self._out, self._scratch
+
+
+def _memory(count: int) -> mmap.mmap:
+    """At least ``count`` bytes. In steps, because new memory is slow to touch for the first time, and in huge pages."""
+    memory = mmap.mmap(-1, -(-count // _BUFFER_STEP_BYTES) * _BUFFER_STEP_BYTES)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _output_error(error: OSError) -> BaseException:
