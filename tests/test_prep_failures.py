@@ -129,12 +129,23 @@ def _check_rest(source: Path, prepared: Prepared, without: set[str], tmp_path: P
         assert compare_trees(back, unpacked) == []
 
 
-@pytest.mark.parametrize("path, lost", [("big", {"big"}), ("d/file-07", {"d/file-07", "linked-07"})])
+LINKED = {
+    "big": {"big", "linked-big"},
+    "d/file-07": {"d/file-07", "linked-07"},
+    "giant": {"giant", "linked-giant", "linked-giant-again"},
+}
+
+
+@pytest.mark.parametrize("path, lost", LINKED.items(), ids=LINKED.keys())
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_large_and_linked_files_that_change(
     path: str, lost: set[str], codec: str, source: Path, tmp_path: Path
 ) -> None:
-    """All names of a file are lost with it, and none of them is in the tar."""
+    """All names of a file are lost with it, and none of them is in the tar; those of other files are."""
+    with open(source / "giant", "wb") as file:  # more than is packed in memory
+        file.truncate(70 * MIB)
+    for link in ("linked-big", "linked-giant", "linked-giant-again"):
+        os.link(source / link.split("-")[1], source / link)
     outcome = prepare_with(source, tmp_path / "out.fan", lambda: append(source / path), codec)
     assert {os.fsdecode(name) for name, _ in outcome.problems} == lost
     _check_rest(source, Prepared(tmp_path / "out.fan"), lost, tmp_path)

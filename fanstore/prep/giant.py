@@ -105,8 +105,12 @@ def pack_giant(
     writer: PartitionWriter,
     stop: threading.Event,
     report: Callable[[int, int], None],
+    links: bytes,
 ) -> GiantResult:
-    """Append the member of ``entry`` to the partition and pass the turn on."""
+    """Append the member of ``entry`` to the partition, then ``links``, the headers of its further names; pass the turn.
+
+    If the file cannot be read, neither is written.
+    """
     try:
         origin = _open(table, sources, entry, report)
     except OSError as error:
@@ -135,11 +139,11 @@ def pack_giant(
         writer.skip_turn()
         return result
     end = result.offset + result.stored
-    padding = -end % 512
+    rest = bytes(-end % 512) + links
     if writer.hasher is not None:
-        writer.hasher.update(bytes(padding))
-    writer.stream(memoryview(bytes(padding)), end)
-    writer.end_stream(end + padding)
+        writer.hasher.update(rest)
+    writer.stream(memoryview(rest), end)
+    writer.end_stream(end + len(rest))
     report(0, 1)
     return result
 

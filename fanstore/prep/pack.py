@@ -199,12 +199,7 @@ class Packing:
         content = np.where(self._has_content[order], self._table.size[order], 0)
         largest = int(content.max())
         if largest > self._buffered_bytes:
-            entry = int(order[0])
-            job.writer.wait_turn(number, self.stop)
-            outcome = pack_giant(self._table, self._sources, entry, self._level, job.writer, self.stop, self._report)
-            results[0] = (outcome.status, outcome.codec, outcome.offset, outcome.stored, outcome.checksum)
-            if outcome.status == 0:
-                self._result.chunks[entry] = outcome.chunks
+            self._pack_giant(job, number, order, results, buffers)
             return
         out = buffers.out(BLOCK_BYTES + int(self._bound[order].sum()))
         scratch = buffers.scratch(_native.pack_scratch(largest) if self._level else mmap.PAGESIZE)
@@ -216,6 +211,28 @@ class Packing:
         position = job.writer.append(out, used)
         results["offset"] += np.uint64(position)
         self._report(int(content.sum()), int(self._has_content[order].sum()))
+
+    def _pack_giant(
+        self,
+        job: _Job,
+        number: int,
+        order: npt.NDArray[np.uint32],
+        results: npt.NDArray[np.void],
+        buffers: _Buffers,
+    ) -> None:
+        """A batch of one large file, and of the further names that it may have."""
+        entry, links = int(order[0]), order[1:]
+        out, scratch = buffers.out(int(self._bound[links].sum())), buffers.scratch(mmap.PAGESIZE)
+        used, _ = self._packer.pack(links, 0, out, scratch, results[1:], np.zeros(1, CHUNK_RECORD))
+        job.writer.wait_turn(number, self.stop)
+        outcome = pack_giant(
+            self._table, self._sources, entry, self._level, job.writer, self.stop, self._report, bytes(out[:used])
+        )
+        results[0] = (outcome.status, outcome.codec, outcome.offset, outcome.stored, outcome.checksum)
+        if outcome.status == 0:
+            self._result.chunks[entry] = outcome.chunks
+        else:
+            results["status"][1:] = _native.PACK_NO_CONTENT
 
     def _keep_chunks(
         self, order: npt.NDArray[np.uint32], results: npt.NDArray[np.void], chunks: npt.NDArray[np.void]

@@ -163,7 +163,7 @@ def _partition(
     while start < len(order):
         stop = max(start + 1, int(np.searchsorted(ends, base + BATCH_BYTES, side="right")))
         # A hard link stays in the batch of its first name: if that fails, the link must not be written either.
-        while stop < len(order) and table.inode[order[stop]] != order[stop] and bound[order[start]] < BATCH_BYTES:
+        while stop < len(order) and table.inode[order[stop]] != order[stop]:
             stop += 1
         batches.append(stop)
         start, base = stop, int(ends[stop - 1])
