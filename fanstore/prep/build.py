@@ -139,6 +139,9 @@ def _lead(request: Request, ranks: Ranks, note: Callable[[str], None]) -> Outcom
             raise
         ranks.broadcast(work)
         assembled = _combine(work, sources, _pack_and_gather(work, sources, ranks, request.quiet))
+        for source in sources:
+            if isinstance(source, TarSource):
+                source.check_unchanged()
         manifest = _write(out, assembled, choice.codec if choice is not None else request.codec)
         _remove_spools(sources, out)
         out.publish()
@@ -187,7 +190,8 @@ def _open_sources(
         stack.callback(source.close)
         sources.append(source)
         if isinstance(source, TarSource):
-            source.read_members(number)
+            with Progress.counting("reading", "members", quiet=request.quiet) as progress:
+                source.read_members(number, progress.set_count)
     return sources
 
 
@@ -199,7 +203,8 @@ def _open_tar(request: Request, path: str, number: int, out: OutputDirectory, no
         raise UsageError(f"--index-only needs plain tar files, and '{path}' is compressed with {compression}")
     note(f"unpacking '{path}' ({compression}) to a temporary file beside the dataset")
     plain = out.path / f"spool-{number:05d}.tar"
-    decompress(path, compression, plain, lambda _: None)
+    with Progress.counting("unpacking", "bytes", quiet=request.quiet) as progress:
+        decompress(path, compression, plain, progress.set_count)
     return TarSource(os.fspath(plain), path)
 
 
