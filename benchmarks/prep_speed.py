@@ -147,7 +147,7 @@ def make_table(result: dict[str, Any]) -> str:
         "Ratio: speed relative to `tar -cf` in the same round, above 1 is faster than tar: median (lowest-highest).",
         "On disk: with fsync of all output, on both sides. Seconds are medians. Posix: `tar --format=posix -cf`, which",
         "keeps nanoseconds as FanStore does; the ratio to it is on disk, as is that to tar+lz4 (`tar -c | lz4 -1`).",
-        record.load_sentence(result["runs"]),
+        f"{record.load_sentence(result['runs'])} All contenders ran with nice {result['settings']['nice']}.",
         "",
     ]
     header = ["", "ratio on disk", "ratio returned", "ratio to posix", "ratio to tar+lz4"]
@@ -228,7 +228,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
             "machine": description,
             "versions": {name: machine.program_version(name, "--version") for name in ("tar", "lz4")},
             "datasets": {name: str(spec) for name, spec in specs.items()},
-            "settings": {"rounds": arguments.rounds, "cold_by": drop_method()},
+            "settings": {"rounds": arguments.rounds, "cold_by": drop_method(), "nice": os.nice(0)},
             "failed": failed,
             "summary": summarize(runs, [contender.name for contender in field]),
             "runs": runs,
