@@ -362,6 +362,18 @@ static PyObject *list_directory(PyObject *module, PyObject *argument) {
     return Py_BuildValue("NNni", columns, failed, (Py_ssize_t)skipped, status);
 }
 
+static PyObject *start_writing(PyObject *module, PyObject *args) {
+    (void)module;
+    int fd;
+    unsigned long long offset, bytes;
+    if (!PyArg_ParseTuple(args, "iKK", &fd, &offset, &bytes))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    fsx_pages_start_writing(fd, offset, bytes);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* ---- Module --------------------------------------------------------------------------------------------------- */
 
 static PyObject *pack_scratch(PyObject *module, PyObject *argument) {
@@ -439,6 +451,8 @@ static PyMethodDef module_methods[] = {
     {"pages_resident", pages_resident, METH_O, "pages_resident(buffer) -> whether all its pages are in memory"},
     {"populate_pages", populate_pages, METH_O,
      "populate_pages(buffer) -> whether all its pages could be brought into memory"},
+    {"start_writing", start_writing, METH_VARARGS,
+     "start_writing(fd, offset, length): let the kernel begin to bring this range of a file to the disk"},
     {"all_zero", all_zero, METH_O, "all_zero(buffer) -> whether every byte is zero"},
     {"tar_file_header", tar_file_header, METH_VARARGS,
      "tar_file_header(path, mode, uid, gid, mtime_ns, size, size_largest) -> the header(s) of a regular file"},

@@ -2,7 +2,7 @@
 #include "pages.h"
 
 #include <errno.h>
-#include <stdint.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -49,4 +49,8 @@ bool fsx_pages_populate(const void *start, size_t bytes) {
     for (size_t i = 0; i < range.bytes; i += page)
         (void)*(volatile const uint8_t *)(range.start + i);
     return true;
+}
+
+void fsx_pages_start_writing(int fd, uint64_t offset, uint64_t bytes) {
+    (void)sync_file_range(fd, (off_t)offset, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
 }

@@ -1,9 +1,7 @@
 /* tarhead.c: see tarhead.h. The layout is that of POSIX.1-2001 (ustar and pax interchange format). */
 #include "tarhead.h"
 
-#include <inttypes.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 
 struct ustar {
@@ -50,18 +48,35 @@ static void finish(struct ustar *head) {
     octal(head->chksum, 7, sum); /* six digits, NUL, and the blank that is there already */
 }
 
+/* Numbers are written by hand: with printf, headers took 6 % of the time for files of 3 KB. */
+static size_t decimal_width(uint64_t value) {
+    size_t width = 1;
+    while (value >= 10) {
+        value /= 10;
+        width++;
+    }
+    return width;
+}
+
+/* The last `width` digits of `value`, without a NUL. */
+static void decimal(char *out, size_t width, uint64_t value) {
+    for (size_t i = width; i-- > 0; value /= 10)
+        out[i] = (char)('0' + value % 10);
+}
+
 /* Append "LENGTH KEY=VALUE\n", where LENGTH counts itself. */
 static size_t pax_record(uint8_t *out, const char *key, const uint8_t *value, size_t value_bytes) {
-    const size_t rest = 1 + strlen(key) + 1 + value_bytes + 1;
-    size_t length = rest + 1;
-    char digits[24];
-    for (;;) {
-        const size_t with_digits = rest + (size_t)snprintf(digits, sizeof digits, "%zu", length);
-        if (with_digits == length)
-            break;
-        length = with_digits;
-    }
-    size_t used = (size_t)sprintf((char *)out, "%s %s=", digits, key);
+    const size_t key_bytes = strlen(key);
+    const size_t rest = 1 + key_bytes + 1 + value_bytes + 1;
+    size_t width = 1;
+    while (decimal_width(rest + width) != width)
+        width++;
+    decimal((char *)out, width, rest + width);
+    size_t used = width;
+    out[used++] = ' ';
+    memcpy(out + used, key, key_bytes);
+    used += key_bytes;
+    out[used++] = '=';
     memcpy(out + used, value, value_bytes);
     used += value_bytes;
     out[used++] = '\n';
@@ -69,22 +84,30 @@ static size_t pax_record(uint8_t *out, const char *key, const uint8_t *value, si
 }
 
 static size_t pax_number(uint8_t *out, const char *key, uint64_t value) {
-    char text[24];
+    char text[20];
     /* Fixed width, so that the length of a header does not depend on the value. */
-    const int bytes = snprintf(text, sizeof text, "%020" PRIu64, value);
-    return pax_record(out, key, (const uint8_t *)text, (size_t)bytes);
+    decimal(text, sizeof text, value);
+    return pax_record(out, key, (const uint8_t *)text, sizeof text);
 }
 
 static size_t pax_time(uint8_t *out, int64_t ns) {
     const uint64_t magnitude = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
+    const uint64_t seconds = magnitude / 1000000000u;
+    const size_t width = decimal_width(seconds);
     char text[40];
-    int bytes = snprintf(text, sizeof text, "%s%" PRIu64 ".%09" PRIu64, ns < 0 ? "-" : "", magnitude / 1000000000u,
-                         magnitude % 1000000000u);
+    size_t bytes = 0;
+    if (ns < 0)
+        text[bytes++] = '-';
+    decimal(text + bytes, width, seconds);
+    bytes += width;
+    text[bytes++] = '.';
+    decimal(text + bytes, 9, magnitude % 1000000000u);
+    bytes += 9;
     while (text[bytes - 1] == '0')
         bytes--;
     if (text[bytes - 1] == '.')
         bytes--;
-    return pax_record(out, "mtime", (const uint8_t *)text, (size_t)bytes);
+    return pax_record(out, "mtime", (const uint8_t *)text, bytes);
 }
 
 /* Put the path into name and prefix; false if it does not fit. */

@@ -22,6 +22,7 @@ from commands import BIN, assert_one_error, run_inside, run_inside_as
 from materialise import Prepared, materialise
 from oddities import CHUNK_BYTES, IS_ROOT, compare_trees, compressible, incompressible
 
+from fanstore.errors import SourceError
 from fanstore.prep.build import Outcome, Request, prepare
 from fanstore.prep.plan import Limits
 from fanstore.prep.scan import scan
@@ -129,15 +130,46 @@ def _check_rest(source: Path, prepared: Prepared, without: set[str], tmp_path: P
         assert compare_trees(back, unpacked) == []
 
 
-@pytest.mark.parametrize("path, lost", [("big", {"big"}), ("d/file-07", {"d/file-07", "linked-07"})])
+LINKED = {
+    "big": {"big", "linked-big"},
+    "d/file-07": {"d/file-07", "linked-07"},
+    "giant": {"giant", "linked-giant", "linked-giant-again"},
+}
+
+
+@pytest.mark.parametrize("path, lost", LINKED.items(), ids=LINKED.keys())
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_large_and_linked_files_that_change(
     path: str, lost: set[str], codec: str, source: Path, tmp_path: Path
 ) -> None:
-    """All names of a file are lost with it, and none of them is in the tar."""
+    """All names of a file are lost with it, and none of them is in the tar; those of other files are."""
+    with open(source / "giant", "wb") as file:  # more than is packed in memory
+        file.truncate(70 * MIB)
+    for link in ("linked-big", "linked-giant", "linked-giant-again"):
+        os.link(source / link.split("-")[1], source / link)
     outcome = prepare_with(source, tmp_path / "out.fan", lambda: append(source / path), codec)
     assert {os.fsdecode(name) for name, _ in outcome.problems} == lost
     _check_rest(source, Prepared(tmp_path / "out.fan"), lost, tmp_path)
+
+
+@pytest.mark.parametrize("index_only", [False, True])
+@pytest.mark.parametrize("change", [append, same_size], ids=["grows", "is written with the same size"])
+def test_a_tar_that_changes(change: Callable[[Path], object], index_only: bool, tmp_path: Path) -> None:
+    """What its members are is not known any more: an error, and no dataset."""
+    tar = tmp_path / "shard.tar"
+    tar.write_bytes(
+        b"".join(tars.member(b"%d" % number, compressible(9_000, number)) for number in range(9)) + bytes(1024)
+    )
+    limits = Limits(1 << 30, None, [])
+    request = Request([str(tar)], str(tmp_path / "out.fan"), limits, "none", 2, index_only=index_only, quiet=True)
+
+    def note(sentence: str) -> None:
+        if sentence.startswith("found "):
+            change(tar)
+
+    with pytest.raises(SourceError, match="was changed while it was read"):
+        prepare(request, Solo(), note)
+    assert os.listdir(tmp_path) == ["shard.tar"]
 
 
 def test_a_whole_directory_vanishes(source: Path, tmp_path: Path) -> None:

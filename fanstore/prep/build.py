@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import socket
 import threading
 import time
 import traceback
@@ -143,6 +142,9 @@ def _lead(request: Request, ranks: Ranks, note: Callable[[str], None]) -> Outcom
             raise
         ranks.broadcast(work)
         assembled = _combine(work, sources, _pack_and_gather(work, sources, ranks, request.quiet))
+        for source in sources:
+            if isinstance(source, TarSource):
+                source.check_unchanged()
         manifest = _write(out, assembled, choice.codec if choice is not None else request.codec)
         _remove_spools(sources, out)
         out.publish()
@@ -191,7 +193,8 @@ def _open_sources(
         stack.callback(source.close)
         sources.append(source)
         if isinstance(source, TarSource):
-            source.read_members(number)
+            with Progress.counting("reading", "members", quiet=request.quiet) as progress:
+                source.read_members(number, progress.set_count)
     return sources
 
 
@@ -203,7 +206,8 @@ def _open_tar(request: Request, path: str, number: int, out: OutputDirectory, no
         raise UsageError(f"--index-only needs plain tar files, and '{path}' is compressed with {compression}")
     note(f"unpacking '{path}' ({compression}) to a temporary file beside the dataset")
     plain = out.path / f"spool-{number:05d}.tar"
-    decompress(path, compression, plain, lambda _: None)
+    with Progress.counting("unpacking", "bytes", quiet=request.quiet) as progress:
+        decompress(path, compression, plain, progress.set_count)
     return TarSource(os.fspath(plain), path)
 
 
@@ -215,7 +219,7 @@ def _remove_spools(sources: Sequence[Source], out: OutputDirectory) -> None:
 
 def _scan(sources: Sequence[Source], request: Request, note: Callable[[str], None]) -> Scan:
     with Progress.counting("scanning", "entries", quiet=request.quiet) as progress:
-        found = scan(sources, progress.set_count)
+        found = scan(sources, progress.set_count, request.jobs)
     for source in sources:
         source.forget_names()
     files = int(has_content(found.table).sum())
@@ -290,7 +294,7 @@ def _pack_and_gather(work: _Work, sources: Sequence[Source], ranks: Ranks, quiet
 
 
 def _failed_share(error: FanstoreError, ranks: Ranks) -> _Share:
-    where = f" (rank {ranks.rank} on {socket.gethostname()})" if ranks.size > 1 else ""
+    where = f" (rank {ranks.rank} on {os.uname().nodename})" if ranks.size > 1 else ""
     return _Share(None, f"{error}{where}")
 
 

@@ -23,7 +23,7 @@ from fanstore.format.index import CHUNK_RECORD
 from fanstore.format.tarshard import clamp_mtime_ns
 from fanstore.prep.sources import DirectorySource, Source
 from fanstore.prep.table import Table
-from fanstore.prep.writer import PartitionWriter, Stopped, write_all
+from fanstore.prep.writer import PartitionWriter, Stopped
 
 
 @dataclass
@@ -105,14 +105,19 @@ def pack_giant(
     writer: PartitionWriter,
     stop: threading.Event,
     report: Callable[[int, int], None],
+    links: bytes,
 ) -> GiantResult:
-    """Append the member of ``entry`` to the partition and pass the turn on."""
+    """Append the member of ``entry`` to the partition, then ``links``, the headers of its further names; pass the turn.
+
+    If the file cannot be read, neither is written.
+    """
     try:
         origin = _open(table, sources, entry, report)
     except OSError as error:
-        writer.pass_turn(None, 0)
+        writer.skip_turn()
         return GiantResult(error.errno or _native.PACK_CHANGED)
-    begin, hasher = writer.position, writer.hasher.copy() if writer.hasher is not None else None
+    hasher = writer.hasher.copy() if writer.hasher is not None else None
+    writer.begin_stream()
     try:
         origin.check()
         result = None
@@ -130,14 +135,15 @@ def pack_giant(
         origin.close()
     if result.status != 0:
         writer.hasher = hasher
-        writer.pass_turn(None, 0)
+        os.ftruncate(writer.fd, writer.position)
+        writer.skip_turn()
         return result
     end = result.offset + result.stored
-    padding = -end % 512
+    rest = bytes(-end % 512) + links
     if writer.hasher is not None:
-        writer.hasher.update(bytes(padding))
-    os.pwrite(writer.fd, bytes(padding), end)
-    writer.pass_turn(None, end + padding - begin)
+        writer.hasher.update(rest)
+    writer.stream(memoryview(rest), end)
+    writer.end_stream(end + len(rest))
     report(0, 1)
     return result
 
@@ -179,7 +185,7 @@ def _stream(
     offset = writer.position + len(_header(table, entry, level, size, size))
     if not level:
         head = _header(table, entry, level, size, size)
-        write_all(writer.fd, memoryview(head), writer.position)
+        writer.stream(memoryview(head), writer.position)
         if writer.hasher is not None:
             writer.hasher.update(head)
     records: list[tuple[int, int]] = []
@@ -192,12 +198,12 @@ def _stream(
         if not level and writer.hasher is not None:
             writer.hasher.update(piece)
         if not _native.all_zero(piece):
-            write_all(writer.fd, memoryview(piece), offset + stored)
+            writer.stream(memoryview(piece), offset + stored)
         stored += len(piece)
         if level and stored >= size:
             return None
     if level:
-        write_all(writer.fd, memoryview(_header(table, entry, level, stored, size)), writer.position)
+        writer.stream(memoryview(_header(table, entry, level, stored, size)), writer.position)
     chunks = np.array(records, CHUNK_RECORD)
     codec = Codec.LZ4 if level else Codec.NONE
     return GiantResult(0, codec, offset, stored, of_chunks(int(value) for value in chunks["checksum"]), chunks)

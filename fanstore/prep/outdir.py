@@ -10,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 import time
 from pathlib import Path
@@ -34,7 +33,7 @@ class OutputDirectory:
     def __init__(self, final: str, force: bool) -> None:
         self.final = Path(os.path.abspath(final))
         self._force = force
-        self.path = self.final.with_name(f".{self.final.name}.partial-{secrets.token_hex(4)}")
+        self.path = self.final.with_name(f".{self.final.name}.partial-{os.urandom(4).hex()}")
         self._lock = -1
 
     def check(self) -> None:

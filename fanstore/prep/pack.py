@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,13 +29,14 @@ from fanstore.prep.giant import pack_giant
 from fanstore.prep.plan import PartitionPlan, has_content, member_bounds
 from fanstore.prep.sources import Source
 from fanstore.prep.table import Table
-from fanstore.prep.writer import PartitionWriter, Stopped, write_all
+from fanstore.prep.writer import BLOCK_BYTES, PartitionWriter, Stopped
 
 #: The layout of struct fsx_packed in native/pack.h.
 PACKED = np.dtype([("status", "<i4"), ("codec", "<u4"), ("offset", "<u8"), ("stored", "<u8"), ("checksum", "<u8")])
 #: Files up to this size are packed in memory; with many jobs less, so that all buffers together stay below 512 MiB.
 BUFFERED_FILE_BYTES = 64 << 20
 ALL_BUFFERS_BYTES = 512 << 20
+_BUFFER_STEP_BYTES = 4 << 20
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Packing:
         for number, plan in self._plans.items():
             if len(plan.order) == 0:  # more partitions asked for than there are files
                 self._waiting.remove(number)
-                self._result.partitions[number] = self._open_writer(number).finish()
+                self._result.partitions[number] = PartitionWriter.create(self._path_of(number)).finish()
         threads = [threading.Thread(target=self._work, name=f"pack-{n}", daemon=True) for n in range(self._jobs_wanted)]
         for thread in threads:
             thread.start()
@@ -131,8 +131,7 @@ class Packing:
         for thread in threads:
             thread.join()
         for job in self._jobs:
-            if job.writer.fd >= 0:
-                os.close(job.writer.fd)
+            job.writer.close()
 
     def _take(self) -> tuple[_Job, int] | None:
         """The next batch, of the partition with the fewest threads at work: each has one to itself if it can."""
@@ -151,13 +150,9 @@ class Packing:
             return job, number
 
     def _open_job(self, number: int) -> _Job:
-        job = _Job(number, self._plans[number], self._open_writer(number))
+        job = _Job(number, self._plans[number], PartitionWriter.create(self._path_of(number)))
         self._jobs.append(job)
         return job
-
-    def _open_writer(self, number: int) -> PartitionWriter:
-        path = self._path_of(number)
-        return PartitionWriter(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
     def _work(self) -> None:
         buffers = _Buffers()
@@ -204,25 +199,40 @@ class Packing:
         content = np.where(self._has_content[order], self._table.size[order], 0)
         largest = int(content.max())
         if largest > self._buffered_bytes:
-            entry = int(order[0])
-            job.writer.wait_turn(number, self.stop)
-            outcome = pack_giant(self._table, self._sources, entry, self._level, job.writer, self.stop, self._report)
-            results[0] = (outcome.status, outcome.codec, outcome.offset, outcome.stored, outcome.checksum)
-            if outcome.status == 0:
-                self._result.chunks[entry] = outcome.chunks
+            self._pack_giant(job, number, order, results, buffers)
             return
-        out = buffers.out(int(self._bound[order].sum()))
+        out = buffers.out(BLOCK_BYTES + int(self._bound[order].sum()))
         scratch = buffers.scratch(_native.pack_scratch(largest) if self._level else mmap.PAGESIZE)
         several = content[content > CHUNK_BYTES].astype(np.int64)
         chunks = np.zeros(int(((several + CHUNK_BYTES - 1) // CHUNK_BYTES).sum()) + 1, CHUNK_RECORD)
-        used, _ = self._packer.pack(order, self._level, out, scratch, results, chunks)
+        used, _ = self._packer.pack(order, self._level, memoryview(out)[BLOCK_BYTES:], scratch, results, chunks)
         self._keep_chunks(order, results, chunks)
-        data = memoryview(out)[:used]
         job.writer.wait_turn(number, self.stop)
-        position = job.writer.pass_turn(data, used)
-        write_all(job.writer.fd, data, position)
+        position = job.writer.append(out, used)
         results["offset"] += np.uint64(position)
         self._report(int(content.sum()), int(self._has_content[order].sum()))
+
+    def _pack_giant(
+        self,
+        job: _Job,
+        number: int,
+        order: npt.NDArray[np.uint32],
+        results: npt.NDArray[np.void],
+        buffers: _Buffers,
+    ) -> None:
+        """A batch of one large file, and of the further names that it may have."""
+        entry, links = int(order[0]), order[1:]
+        out, scratch = buffers.out(int(self._bound[links].sum())), buffers.scratch(mmap.PAGESIZE)
+        used, _ = self._packer.pack(links, 0, out, scratch, results[1:], np.zeros(1, CHUNK_RECORD))
+        job.writer.wait_turn(number, self.stop)
+        outcome = pack_giant(
+            self._table, self._sources, entry, self._level, job.writer, self.stop, self._report, bytes(out[:used])
+        )
+        results[0] = (outcome.status, outcome.codec, outcome.offset, outcome.stored, outcome.checksum)
+        if outcome.status == 0:
+            self._result.chunks[entry] = outcome.chunks
+        else:
+            results["status"][1:] = _native.PACK_NO_CONTENT
 
     def _keep_chunks(
         self, order: npt.NDArray[np.uint32], results: npt.NDArray[np.void], chunks: npt.NDArray[np.void]
@@ -245,17 +255,24 @@ class _Buffers:
 
     def out(self, count: int) -> mmap.mmap:
         if len(self._out) < count:
-            self._out = mmap.mmap(-1, count)
+            self._out = _memory(count)
         return self._out
 
     def scratch(self, count: int) -> mmap.mmap:
         if len(self._scratch) < count:
-            self._scratch = mmap.mmap(-1, count)
+            self._scratch = _memory(count)
         return self._scratch
 
     def close(self) -> None:
         """The maps go when nobody looks at them any more."""
         del self._out, self._scratch
+
+
+def _memory(count: int) -> mmap.mmap:
+    """At least ``count`` bytes. In steps, because new memory is slow to touch for the first time, and in huge pages."""
+    memory = mmap.mmap(-1, -(-count // _BUFFER_STEP_BYTES) * _BUFFER_STEP_BYTES)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _output_error(error: OSError) -> BaseException:

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from fanstore.errors import UsageError
 from fanstore.prep.table import Table
 
-#: One batch is packed in memory and written with one call. 8 MiB keeps J threads' buffers in the tens of megabytes and
-#: the cost of the Python around a batch below 1 %.
-BATCH_BYTES = 8 << 20
+#: One batch is packed in memory and written with one call. Processor time for 107 KB files: 4 MiB 0.51 s, 2 MiB 0.54 s,
+#: 1 MiB 0.57 s (Python around every batch); at 8 MiB and more the bytes leave the caches before they are written.
+BATCH_BYTES = 4 << 20
 #: Tar headers of one member at most, without what its path adds: pax header, its records, ustar header.
 _HEADER_BOUND = 2048
 
@@ -163,7 +163,7 @@ def _partition(
     while start < len(order):
         stop = max(start + 1, int(np.searchsorted(ends, base + BATCH_BYTES, side="right")))
         # A hard link stays in the batch of its first name: if that fails, the link must not be written either.
-        while stop < len(order) and table.inode[order[stop]] != order[stop] and bound[order[start]] < BATCH_BYTES:
+        while stop < len(order) and table.inode[order[stop]] != order[stop]:
             stop += 1
         batches.append(stop)
         start, base = stop, int(ends[stop - 1])

@@ -1,6 +1,9 @@
 """Walks all sources at once and fills the table in index order: breadth first, children sorted by name.
 
 Owns the merging of sources and the recognition of hard links. Nothing is read but directories and tar headers.
+
+Threads: the caller's fills the table. Directories that are waiting for their turn are listed by others meanwhile, which
+only hand over what C has read (``_ListedAhead``).
 """
 
 from __future__ import annotations
@@ -8,7 +11,10 @@ from __future__ import annotations
 import stat
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from fanstore.errors import SourceError
 from fanstore.prep.sources import Columns, DirectorySource, Listing, Node, Source
@@ -30,8 +36,8 @@ class Scan:
     problems: list[tuple[bytes, str]] = field(default_factory=list)  #: path and reason
 
 
-def scan(sources: Sequence[Source], tick: Callable[[int], None]) -> Scan:
-    """Scan and merge the sources; ``tick`` is called with the number of entries found so far, now and then.
+def scan(sources: Sequence[Source], tick: Callable[[int], None], jobs: int = 1) -> Scan:
+    """Scan and merge the sources with ``jobs`` threads; ``tick`` gets the number of entries found so far, now and then.
 
     The same directory in several sources is merged (the first source's attributes win); any other clash is a
     SourceError that names both sources.
@@ -42,23 +48,87 @@ def scan(sources: Sequence[Source], tick: Callable[[int], None]) -> Scan:
     skipped = 0
     root = sources[0].root()
     builder.add(0, b"", root.mode, root.mtime_ns, 0, root.uid, root.gid, 0, 0, None, True)
-    pending: deque[tuple[int, bytes, list[int]]] = deque([(0, b"", list(range(len(sources))))])
-    while pending:
-        directory, path, holders = pending.popleft()
-        only = sources[holders[0]] if len(holders) == 1 else None
-        if isinstance(only, DirectorySource):
-            columns = only.list_columns(path)
-            listed: Listing | Columns = columns
-            below = _take_columns(builder, links, directory, holders, columns)
-        else:
-            listed, below = _take_nodes(builder, links, directory, holders, path, sources)
-        skipped += listed.skipped
-        problems += [(_join(path, name), reason) for name, reason in listed.problems]
-        pending.extend((entry, _join(path, name), held) for entry, name, held in below)
-        if len(builder) > MAX_ENTRIES:
-            raise SourceError("the sources have more than 4,294,967,294 entries, which is the limit of one dataset")
-        tick(len(builder))
+    with _ListedAhead(sources, jobs) as ahead:
+        ahead.add(0, b"", list(range(len(sources))))
+        while (pending := ahead.take()) is not None:
+            directory, path, holders, columns = pending
+            if columns is not None:
+                listed: Listing | Columns = columns
+                below = _take_columns(builder, links, directory, holders, columns)
+            else:
+                listed, below = _take_nodes(builder, links, directory, holders, path, sources)
+            skipped += listed.skipped
+            problems += [(_join(path, name), reason) for name, reason in listed.problems]
+            for entry, name, held in below:
+                ahead.add(entry, _join(path, name), held)
+            if len(builder) > MAX_ENTRIES:
+                raise SourceError("the sources have more than 4,294,967,294 entries, which is the limit of one dataset")
+            tick(len(builder))
     return Scan(builder.freeze(), skipped, problems)
+
+
+class _Pending(NamedTuple):
+    """A directory whose turn comes: its entry, its path, and the sources that have it."""
+
+    entry: int
+    path: bytes
+    holders: list[int]
+
+
+class _ListedAhead:
+    """The directories to be scanned, first in, first out; the next ones are listed by threads already.
+
+    Two threads list 60,000 files in 100 directories, all in the kernel's memory, nearly twice as fast as one (0.07 s
+    against 0.13 s); on a network file system, where every file costs a round trip, many threads gain more.
+
+    Attributes:
+        _waiting: directories that nobody has begun to list. _begun: groups of directories in the order of their turns,
+        with what their thread will return: columns for each, or None where the general way is needed.
+    """
+
+    #: Directories that a thread lists in one go: handing over costs as much as listing a small one.
+    _GROUP = 8
+
+    def __init__(self, sources: Sequence[Source], jobs: int) -> None:
+        self._sources = sources
+        self._jobs = jobs
+        self._waiting: deque[_Pending] = deque()
+        self._begun: deque[tuple[list[_Pending], Future[list[Columns | None]]]] = deque()
+        self._listed: deque[tuple[int, bytes, list[int], Columns | None]] = deque()
+        self._pool = ThreadPoolExecutor(jobs, "scan")
+
+    def add(self, entry: int, path: bytes, holders: list[int]) -> None:
+        """Put a directory at the end."""
+        self._waiting.append(_Pending(entry, path, holders))
+
+    def take(self) -> tuple[int, bytes, list[int], Columns | None] | None:
+        """The next directory: entry, path, holders and its listing, if it is in one directory source only."""
+        # Twice as many groups as threads, and no more: a listing may be large, and waits in memory.
+        while self._waiting and len(self._begun) < 2 * self._jobs:
+            count = min(self._GROUP, len(self._waiting))
+            group = [self._waiting.popleft() for _ in range(count)]
+            self._begun.append((group, self._pool.submit(self._list, group)))
+        if not self._listed:
+            if not self._begun:
+                return None
+            group, listings = self._begun.popleft()
+            self._listed.extend((*one, columns) for one, columns in zip(group, listings.result(), strict=True))
+        return self._listed.popleft()
+
+    def _list(self, group: list[_Pending]) -> list[Columns | None]:
+        listings: list[Columns | None] = []
+        for one in group:
+            only = self._sources[one.holders[0]] if len(one.holders) == 1 else None
+            listings.append(only.list_columns(one.path) if isinstance(only, DirectorySource) else None)
+        return listings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 #: A directory to be scanned: its entry, its name, and the sources that have it.

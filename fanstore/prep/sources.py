@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -209,6 +209,7 @@ class TarSource:
             raise SourceError(f"cannot read the source '{label}': {error.strerror}") from error
         status = os.fstat(self.fd)
         self.bytes = status.st_size
+        self._mtime_ns = status.st_mtime_ns
         self.entries = 0
         # Directories that the tar does not name get its own time and the usual mode.
         mtime_ns = clamp_mtime_ns(status.st_mtime_ns)
@@ -216,11 +217,18 @@ class TarSource:
         self._root = self._implied
         self._tree = _Folder()
 
-    def read_members(self, number: int) -> None:
-        """Read all headers. ``number`` tells the hard links of different sources apart."""
+    def check_unchanged(self) -> None:
+        """SourceError if somebody has written to the file since it was opened: then no member can be trusted."""
+        status = os.fstat(self.fd)
+        if (status.st_size, status.st_mtime_ns) != (self.bytes, self._mtime_ns):
+            raise SourceError(f"'{self.label}' was changed while it was read; nothing was written")
+
+    def read_members(self, number: int, tick: Callable[[int], None] = lambda _: None) -> None:
+        """Read all headers. ``number`` tells the hard links of different sources apart; ``tick`` gets the count."""
         with open(self.fd, "rb", closefd=False) as file:
             for member in list_members(file, self.bytes, f"'{self.label}'"):
                 self.entries += 1
+                tick(self.entries)
                 if member.kind == "special":
                     self.skipped += 1
                     continue

@@ -6,6 +6,7 @@ order (breadth first, children sorted), then frozen to numpy arrays, which plan.
 
 from __future__ import annotations
 
+import itertools
 import stat
 from array import array
 from dataclasses import dataclass
@@ -141,11 +142,9 @@ class TableBuilder:
         """
         first = len(self.parent)
         count = len(columns["plain"])
-        offset = len(self.names)
+        ends = itertools.accumulate(memoryview(columns["name_bytes"]).cast("I"), initial=self.nameoff.pop())
+        self.nameoff.extend(ends)
         self.names += columns["names"]
-        for length in memoryview(columns["name_bytes"]).cast("I"):
-            offset += length
-            self.nameoff.append(offset)
         self.parent.extend([parent] * count)
         self.mode.frombytes(columns["mode"])
         self.mtime.frombytes(columns["mtime"])
