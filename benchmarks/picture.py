@@ -6,6 +6,7 @@ Reads only the JSON, so that a picture can be drawn again at any time, by any in
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,25 +192,39 @@ def draw_staging_speed(record: dict[str, Any], path: Path) -> None:
 
 
 def draw_remote_reads(record: dict[str, Any], path: Path) -> None:
-    cases = list(dict.fromkeys((item["ranks"], item["window"]) for item in record["summary"] if item["way"] == "fetch"))
-    figure, grid = pyplot.subplots(1, len(cases), figsize=(4.6 * len(cases), 3.2), squeeze=False, layout="constrained")
-    for axes, (ranks, window) in zip(grid.flat, cases, strict=True):
-        chosen = [
-            item
-            for item in record["summary"]
-            if (item["ranks"], item["window"], item["way"]) == (ranks, window, "fetch")
-        ]
-        names = [f"fanstore\n{item['size'] / 1024:,.0f} KiB" for item in chosen]
+    summary = [item for item in record["summary"] if item["way"] != "raw"]
+    pair = [item for item in summary if item["askers"] < item["ranks"]]
+    aggregate = [item for item in summary if item["askers"] == item["ranks"]]
+    panels: list[tuple[str, list[dict[str, Any]], Callable[[dict[str, Any]], str]]] = [
+        (
+            f"one of two ranks reads, {window} under way: {way}",
+            [item for item in pair if (item["window"], item["way"]) == (window, way)],
+            lambda item: f"fanstore {item['size'] / 1024:,.0f} KiB",
+        )
+        for way in ("core", "mount")
+        for window in dict.fromkeys(item["window"] for item in pair)
+    ]
+    panels += [
+        (
+            f"all ranks read 107 KiB, 16 under way: {way}",
+            [item for item in aggregate if item["way"] == way],
+            lambda item: f"fanstore {item['ranks']} rank{'s' * (item['ranks'] > 1)}, {item['share']}",
+        )
+        for way in ("core", "mount")
+    ]
+    panels = [panel for panel in panels if panel[1]]
+    figure, grid = pyplot.subplots(len(panels), 1, figsize=(8, 2.1 * len(panels)), squeeze=False, layout="constrained")
+    for axes, (title, chosen, name) in zip(grid.flat, panels, strict=True):
         medians = [item["ratio_to_raw"]["median"] for item in chosen]
         notes = [
             f"{median:.2f} x, {item['mb_per_s']['median']:,.0f} MB/s, {item['p50_us']['median']:,.0f} us"
             for median, item in zip(medians, chosen, strict=True)
         ]
-        _bars(axes, names, medians, [item["ratios"] for item in chosen], notes, f"{ranks} ranks, {window} under way")
+        _bars(axes, [name(item) for item in chosen], medians, [item["ratios"] for item in chosen], notes, title)
         axes.axvline(0.7, color=REFERENCE, linewidth=0.8, linestyle=":")
     settings = record["settings"]
     subtitle = f"{settings['mpi']}, {settings['rounds']} interleaved rounds (dots); bar: median; dotted: the aim, 0.7"
-    _finish(figure, "Reading from another node: speed relative to raw mpi4py", subtitle, record, path)
+    _finish(figure, "Reading from other nodes: files/s relative to raw mpi4py", subtitle, record, path)
 
 
 DRAWINGS = {

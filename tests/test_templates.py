@@ -84,7 +84,7 @@ def with_values(template: Path, values: dict[str, str], background: bool) -> str
     if background:
         text = text[: text.index('\n"$fanstore/mpirun"')] + "\n"
         text += "".join(line.removeprefix("#   ") + "\n" for line in rest.splitlines() if line.startswith("#   "))
-        text, count = re.subn(r"^(srun|mpiexec) .*$", r'"$train"', text, flags=re.MULTILINE)
+        text, count = re.subn(r"^(FANSTORE_MOUNT=\S+ srun|mpiexec) .*$", r'"$train"', text, flags=re.MULTILINE)
         assert count == 1
     for variable, value in values.items():
         text, count = re.subn(rf"^{variable}=.*$", f"{variable}={value}", text, flags=re.MULTILINE)

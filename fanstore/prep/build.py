@@ -122,7 +122,7 @@ def prepare(request: Request, ranks: Ranks, note: Callable[[str], None]) -> Outc
         interrupted = isinstance(error, KeyboardInterrupt)
         if ranks.size > 1:  # nobody else will say it: an abort ends this process at once
             if interrupted:
-                note(f"interrupted by {error} (rank {ranks.rank} on {socket.gethostname()})")
+                note(f"interrupted by {error} (rank {ranks.rank} on {os.uname().nodename})")
             else:
                 traceback.print_exc()
         if ranks.rank != 0:
