@@ -48,7 +48,7 @@ static void finish(struct ustar *head) {
     octal(head->chksum, 7, sum); /* six digits, NUL, and the blank that is there already */
 }
 
-/* Numbers are written by hand: with printf, headers took 6 % of the time for files of 3 KB. */
+/* Numbers are written by hand: printf took some 3 % of the time for files of 3 KB (perf). */
 static size_t decimal_width(uint64_t value) {
     size_t width = 1;
     while (value >= 10) {
