@@ -11,6 +11,8 @@ class FanstoreError(Exception):
     exit_code = 1
     #: Another rank of the same job says it; this one stays silent.
     told_elsewhere = False
+    #: The user has been told here and now, because later may be too late.
+    told = False
 
 
 class UsageError(FanstoreError):

@@ -70,7 +70,7 @@ def test_command_that_cannot_start_on_one_node(start_job: StartJob, prepared: Pa
     )
     assert job.wait_end() == 127
     job.announced.append("train1' was not found")
-    assert job.output().count("fanstore-mount: error: command ") == 1
+    assert job.output().lower().count("fanstore-mount: error: command ") == 1, job.evidence()
     job.check_clean()
 
 

@@ -11,7 +11,7 @@ from commands import mpirun
 from conftest import fanstore_command
 from jobs import LIMIT_S, Job, StartJob, needs_jobs, needs_strace
 from load import Source, make_files
-from mounting import prepare
+from mounting import prepare, wait_until
 
 pytest_plugins = ["jobs"]
 pytestmark = needs_jobs
@@ -50,6 +50,7 @@ def test_metadata_is_read_once(start_job: StartJob, prepared: Path, tmp_path: Pa
 def test_start_line_and_nodes(start_job: StartJob, prepared: Path) -> None:
     job = start_job(prepared, 3, "--replicas", "2", "--stage-first", local=True)
     line = f"{prepared} is mounted on {job.mount(0)} (40 files, "
+    wait_until(lambda: line in job.output(), "the start line, which mpirun passes on", job.evidence)
     assert job.output().count(line) == 1, "rank 0 speaks for all"
     assert "3 nodes, 8 of 8 partitions on local disks (16 copies, " in job.output()
     for rank in range(3):

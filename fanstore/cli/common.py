@@ -52,7 +52,7 @@ def run(prog: str, body: Callable[[], int]) -> int:
         # What concerns all ranks of a job alike is said once.
         if error.told_elsewhere or (isinstance(error, UsageError) and launched_rank() > 0):
             time.sleep(LAST_WORD_S)
-        else:
+        elif not error.told:
             print(f"{prog}: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

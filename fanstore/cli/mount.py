@@ -147,7 +147,7 @@ def _serve(request: _Request, pipe: int) -> int:
         try:
             return run_session(request.settings(), watch, _announcement(request, terminal))
         except FanstoreError as error:
-            if request.log_file is not None:
+            if request.log_file is not None and not error.told:
                 logging.getLogger().removeHandler(terminal)  # there it comes anyway
                 log.error("%s", error)
             raise

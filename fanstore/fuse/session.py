@@ -412,6 +412,11 @@ class _Session:
         try:
             code = await run_command(self._settings.command, environment, signals)
         except CommandError as error:
+            if job.size > 1:
+                # Not at the end as usual: the others end with our exit code as soon as they know it, and the launcher
+                # kills whoever has not said its last word when the first of them has ended.
+                log.error("%s", error)
+                error.told = True
             job.tell_done(error.exit_code)
             raise
         if ended.event.is_set() and ended.error is None:
