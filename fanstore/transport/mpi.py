@@ -308,7 +308,7 @@ class MpiPeers:
                 self._exchange.listen(rank)
             self._poll_until_ended()
             # Not after a loss: if it begins in the moment of a death, Open MPI 5.0 waits for the dead one for ever (2
-            # of 37 trials), and mpirun --with-ft ulfm does not mind that it is left out.
+            # of 28 trials), and mpirun --with-ft ulfm does not mind that it is left out.
             if all(peer.said_bye for peer in self._peers.values()):
                 library.finalize(self._mpi)
         except Exception:
