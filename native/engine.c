@@ -4,6 +4,7 @@
  * counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
  */
 #include "engine.h"
+#include "sending.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +34,7 @@
 
 /* The upper bits of a unique number tell pyfuse3's replies to the workers apart; the kernel counts up from 2. */
 #define WORKER_SHIFT 56
+#define UNIQUE_MASK (((uint64_t)1 << WORKER_SHIFT) - 1)
 _Static_assert(FSX_ENGINE_WORKERS_MAX < 1u << (64 - WORKER_SHIFT), "a worker's number fits above");
 
 /* Crossings under way. The kernel sends no more background reads than max_background; readers in the foreground add one
@@ -80,6 +82,7 @@ struct fsx_engine {
     bool pump_started;
     atomic_bool pump_ended;
     uint8_t *packet; /* of the pump */
+    struct fsx_sender *sender;
     atomic_bool stopping;
     atomic_bool ended;
     atomic_int error;
@@ -267,7 +270,7 @@ static void observe_init(struct fsx_engine *engine, const struct fsx_request *re
 static void forward(struct worker *worker, const struct fsx_request *request, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
     struct fuse_in_header *head = (struct fuse_in_header *)worker->request;
-    head->unique |= (uint64_t)worker->number << WORKER_SHIFT;
+    head->unique = (head->unique & UNIQUE_MASK) | (uint64_t)worker->number << WORKER_SHIFT;
     if (request->opcode == FUSE_INIT)
         observe_init(engine, request, head->unique);
     struct fuse_read_in *in = (struct fuse_read_in *)(worker->request + sizeof *head);
@@ -280,13 +283,18 @@ static void forward(struct worker *worker, const struct fsx_request *request, si
             in->size = FORWARDED_READ;
     }
     FSX_COUNT(worker->forwarded, 1);
-    ssize_t sent;
-    do
-        sent = send(engine->settings.socket, worker->request, bytes, MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
-    const bool wants_reply = request->opcode != FUSE_FORGET && request->opcode != FUSE_BATCH_FORGET;
-    if (sent < 0 && wants_reply)
-        reply_to_kernel(worker->device, request->unique, NULL, 0, EIO); /* pyfuse3 has ended */
+    fsx_sender_send(engine->sender, worker->request, bytes);
+}
+
+/* A message that did not reach pyfuse3, which has ended. */
+static void not_forwarded(void *context, const void *packet, size_t bytes) {
+    const struct fsx_engine *engine = context;
+    struct fsx_request request;
+    if (!fsx_request_parse(packet, bytes, &request) || request.opcode == FUSE_FORGET ||
+        request.opcode == FUSE_BATCH_FORGET)
+        return;
+    const struct worker *worker = &engine->workers[request.unique >> WORKER_SHIFT];
+    reply_to_kernel(worker->device, request.unique & UNIQUE_MASK, NULL, 0, EIO);
 }
 
 /* What pyfuse3 said to INIT, completed by what it has no words for. */
@@ -333,7 +341,7 @@ static void *pump_main(void *argument) {
         }
         const uint32_t number = (uint32_t)(head.unique >> WORKER_SHIFT);
         if (head.unique != 0) /* 0 is a notification of ours to the kernel */
-            head.unique &= ((uint64_t)1 << WORKER_SHIFT) - 1;
+            head.unique &= UNIQUE_MASK;
         memcpy(engine->packet, &head, sizeof head);
         if (number < engine->settings.workers)
             while (write(engine->workers[number].device, engine->packet, (size_t)got) < 0 && errno == EINTR)
@@ -433,6 +441,7 @@ static void free_engine(struct fsx_engine *engine) {
     free(engine->workers);
     free(engine->slots);
     free(engine->packet);
+    fsx_sender_free(engine->sender);
     if (engine->settings.socket >= 0)
         close(engine->settings.socket);
     if (engine->settings.wake >= 0)
@@ -469,10 +478,11 @@ static struct fsx_engine *make_engine(const struct fsx_engine_settings *settings
     engine->workers = calloc(settings->workers, sizeof *engine->workers);
     engine->slots = calloc(SLOTS, sizeof *engine->slots);
     engine->packet = aligned_alloc(4096, PACKET_BYTES);
+    engine->sender = fsx_sender_new(engine->settings.socket, not_forwarded, engine);
     for (uint32_t i = 0; engine->workers != NULL && i < settings->workers; i++)
         engine->workers[i].device = -1;
-    if (engine->workers == NULL || engine->slots == NULL || engine->packet == NULL || engine->settings.socket < 0 ||
-        engine->settings.wake < 0 || !make_workers(engine)) {
+    if (engine->workers == NULL || engine->slots == NULL || engine->packet == NULL || engine->sender == NULL ||
+        engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
         const int error = errno;
         free_engine(engine);
         errno = error;
