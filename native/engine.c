@@ -4,6 +4,8 @@
  * counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
  */
 #include "engine.h"
+#include "device.h"
+#include "sending.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,15 +15,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifndef FUSE_DEV_IOC_CLONE
-#define FUSE_DEV_IOC_CLONE _IOR(229, 0, uint32_t)
-#endif
 
 /* Largest request: what pyfuse3 is told that the kernel may write at once, and some. A packet of the socket must be well
  * below 2 * net.core.wmem_max, which an ordinary user cannot raise (425,984 bytes by default). */
@@ -33,6 +29,7 @@
 
 /* The upper bits of a unique number tell pyfuse3's replies to the workers apart; the kernel counts up from 2. */
 #define WORKER_SHIFT 56
+#define UNIQUE_MASK (((uint64_t)1 << WORKER_SHIFT) - 1)
 _Static_assert(FSX_ENGINE_WORKERS_MAX < 1u << (64 - WORKER_SHIFT), "a worker's number fits above");
 
 /* Crossings under way. The kernel sends no more background reads than max_background; readers in the foreground add one
@@ -80,6 +77,7 @@ struct fsx_engine {
     bool pump_started;
     atomic_bool pump_ended;
     uint8_t *packet; /* of the pump */
+    struct fsx_sender *sender;
     atomic_bool stopping;
     atomic_bool ended;
     atomic_int error;
@@ -123,18 +121,6 @@ static void count_operation(struct worker *worker, uint32_t opcode, int error, u
     /* As in operations.py: that there is no such thing, or no need for a message, is an ordinary answer. */
     const bool failed = error != 0 && error != ENOENT && error != ENODATA && error != ENOSYS;
     fsx_latency_record(&worker->operations[operation_of(opcode)], now_ns() - start_ns, failed);
-}
-
-/* ---- replies ------------------------------------------------------------------------------------------------------ */
-
-/* One reply to the kernel. ENOENT: the request was taken back, its process was killed; other errors mean that the
- * connection is at its end, and the next read tells. */
-static void reply_to_kernel(int device, uint64_t unique, const void *data, size_t bytes, int error) {
-    struct fuse_out_header head = {.len = (uint32_t)(sizeof head + bytes), .error = -error, .unique = unique};
-    const struct iovec parts[2] = {{.iov_base = &head, .iov_len = sizeof head},
-                                   {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes}};
-    while (writev(device, parts, bytes > 0 ? 2 : 1) < 0 && errno == EINTR)
-        ;
 }
 
 /* ---- crossings ---------------------------------------------------------------------------------------------------- */
@@ -220,7 +206,7 @@ void fsx_engine_answer(struct fsx_engine *engine, uint64_t token, const void *da
     }
     pthread_mutex_unlock(&engine->lock);
     if (valid && asked.state == SLOT_TAKEN)
-        reply_to_kernel(engine->workers[asked.worker].device, asked.unique, data, error == 0 ? bytes : 0, error);
+        fsx_device_reply(engine->workers[asked.worker].device, asked.unique, data, error == 0 ? bytes : 0, error);
 }
 
 /* The process that waits for a read was interrupted: it need not wait for Python. Another worker may have the request in
@@ -244,7 +230,7 @@ static void interrupt(struct worker *worker, const struct fsx_request *request) 
     pthread_mutex_unlock(&engine->lock);
     if (found != NO_SLOT) {
         FSX_COUNT(worker->interrupted, 1);
-        reply_to_kernel(engine->workers[found].device, in->unique, NULL, 0, EINTR);
+        fsx_device_reply(engine->workers[found].device, in->unique, NULL, 0, EINTR);
     }
 }
 
@@ -267,7 +253,7 @@ static void observe_init(struct fsx_engine *engine, const struct fsx_request *re
 static void forward(struct worker *worker, const struct fsx_request *request, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
     struct fuse_in_header *head = (struct fuse_in_header *)worker->request;
-    head->unique |= (uint64_t)worker->number << WORKER_SHIFT;
+    head->unique = (head->unique & UNIQUE_MASK) | (uint64_t)worker->number << WORKER_SHIFT;
     if (request->opcode == FUSE_INIT)
         observe_init(engine, request, head->unique);
     struct fuse_read_in *in = (struct fuse_read_in *)(worker->request + sizeof *head);
@@ -280,13 +266,18 @@ static void forward(struct worker *worker, const struct fsx_request *request, si
             in->size = FORWARDED_READ;
     }
     FSX_COUNT(worker->forwarded, 1);
-    ssize_t sent;
-    do
-        sent = send(engine->settings.socket, worker->request, bytes, MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
-    const bool wants_reply = request->opcode != FUSE_FORGET && request->opcode != FUSE_BATCH_FORGET;
-    if (sent < 0 && wants_reply)
-        reply_to_kernel(worker->device, request->unique, NULL, 0, EIO); /* pyfuse3 has ended */
+    fsx_sender_send(engine->sender, worker->request, bytes);
+}
+
+/* A message that did not reach pyfuse3, which has ended. */
+static void not_forwarded(void *context, const void *packet, size_t bytes) {
+    const struct fsx_engine *engine = context;
+    struct fsx_request request;
+    if (!fsx_request_parse(packet, bytes, &request) || request.opcode == FUSE_FORGET ||
+        request.opcode == FUSE_BATCH_FORGET)
+        return;
+    const struct worker *worker = &engine->workers[request.unique >> WORKER_SHIFT];
+    fsx_device_reply(worker->device, request.unique & UNIQUE_MASK, NULL, 0, EIO);
 }
 
 /* What pyfuse3 said to INIT, completed by what it has no words for. */
@@ -317,7 +308,7 @@ static void complete_init(struct fsx_engine *engine, uint8_t *packet, size_t byt
 static void *pump_main(void *argument) {
     struct fsx_engine *engine = argument;
     for (;;) {
-        const ssize_t got = recv(engine->settings.socket, engine->packet, PACKET_BYTES, 0);
+        const ssize_t got = recv(engine->settings.socket, engine->packet, PACKET_BYTES, MSG_TRUNC);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
@@ -333,11 +324,10 @@ static void *pump_main(void *argument) {
         }
         const uint32_t number = (uint32_t)(head.unique >> WORKER_SHIFT);
         if (head.unique != 0) /* 0 is a notification of ours to the kernel */
-            head.unique &= ((uint64_t)1 << WORKER_SHIFT) - 1;
+            head.unique &= UNIQUE_MASK;
         memcpy(engine->packet, &head, sizeof head);
         if (number < engine->settings.workers)
-            while (write(engine->workers[number].device, engine->packet, (size_t)got) < 0 && errno == EINTR)
-                ;
+            fsx_device_pass_on(engine->workers[number].device, engine->packet, (size_t)got, PACKET_BYTES, head.unique);
     }
     atomic_store(&engine->pump_ended, true);
     return NULL;
@@ -368,7 +358,7 @@ static void handle(struct worker *worker, size_t bytes) {
         if (!fsx_content_read(engine->settings.content, &worker->hands, reply.entry, reply.offset, reply.length)) {
             const int error = cross(worker, &request, &reply);
             if (error != 0)
-                reply_to_kernel(worker->device, request.unique, NULL, 0, error);
+                fsx_device_reply(worker->device, request.unique, NULL, 0, error);
             return;
         }
         reply.bytes = reply.length;
@@ -376,7 +366,7 @@ static void handle(struct worker *worker, size_t bytes) {
     case FSX_REPLY:
         break;
     }
-    reply_to_kernel(worker->device, request.unique, reply.data, reply.error == 0 ? reply.bytes : 0, reply.error);
+    fsx_device_reply(worker->device, request.unique, reply.data, reply.error == 0 ? reply.bytes : 0, reply.error);
     count_operation(worker, request.opcode, reply.error, start_ns);
 }
 
@@ -408,20 +398,6 @@ static void *worker_main(void *argument) {
 
 static void wake_handler(int number) { (void)number; /* that a read was interrupted is all that is needed */ }
 
-static int clone_device(int device) {
-    const int clone = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-    if (clone < 0)
-        return -1;
-    uint32_t source = (uint32_t)device;
-    if (ioctl(clone, FUSE_DEV_IOC_CLONE, &source) != 0) {
-        const int error = errno;
-        close(clone);
-        errno = error;
-        return -1;
-    }
-    return clone;
-}
-
 static void free_engine(struct fsx_engine *engine) {
     for (uint32_t i = 0; engine->workers != NULL && i < engine->settings.workers; i++) {
         struct worker *worker = &engine->workers[i];
@@ -433,6 +409,7 @@ static void free_engine(struct fsx_engine *engine) {
     free(engine->workers);
     free(engine->slots);
     free(engine->packet);
+    fsx_sender_free(engine->sender);
     if (engine->settings.socket >= 0)
         close(engine->settings.socket);
     if (engine->settings.wake >= 0)
@@ -448,7 +425,7 @@ static bool make_workers(struct fsx_engine *engine) {
         worker->engine = engine;
         worker->number = i;
         worker->device = i == 0 ? fcntl(engine->settings.device, F_DUPFD_CLOEXEC, 0)
-                                : clone_device(engine->settings.device);
+                                : fsx_device_clone(engine->settings.device);
         worker->request = aligned_alloc(4096, REQUEST_BYTES);
         if (worker->device < 0 || worker->request == NULL || !fsx_hands_make(&worker->hands))
             return false;
@@ -469,10 +446,11 @@ static struct fsx_engine *make_engine(const struct fsx_engine_settings *settings
     engine->workers = calloc(settings->workers, sizeof *engine->workers);
     engine->slots = calloc(SLOTS, sizeof *engine->slots);
     engine->packet = aligned_alloc(4096, PACKET_BYTES);
+    engine->sender = fsx_sender_new(engine->settings.socket, not_forwarded, engine);
     for (uint32_t i = 0; engine->workers != NULL && i < settings->workers; i++)
         engine->workers[i].device = -1;
-    if (engine->workers == NULL || engine->slots == NULL || engine->packet == NULL || engine->settings.socket < 0 ||
-        engine->settings.wake < 0 || !make_workers(engine)) {
+    if (engine->workers == NULL || engine->slots == NULL || engine->packet == NULL || engine->sender == NULL ||
+        engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
         const int error = errno;
         free_engine(engine);
         errno = error;
@@ -494,10 +472,13 @@ struct fsx_engine *fsx_engine_start(const struct fsx_engine_settings *settings) 
         return NULL;
     const struct sigaction action = {.sa_handler = wake_handler};
     sigaction(WAKE_SIGNAL, &action, NULL);
-    /* Python's signals are for its main thread; ours is for the workers. */
+    /* Python's signals are for its main thread; ours is for the workers. Those of a crash stay with whoever crashes: a
+     * handler that says where (faulthandler) would not run if they were blocked. */
+    const int own[] = {WAKE_SIGNAL, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, WAKE_SIGNAL);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&engine->pump, NULL, pump_main, engine);
     engine->pump_started = error == 0;
@@ -544,6 +525,16 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
 }
 _Static_assert(sizeof(struct fsx_read_counts) % sizeof(uint64_t) == 0, "it is an array of 64-bit numbers");
 
+/* Threads that hang keep the engine, but not the mount: with its last descriptor the kernel ends the connection, and
+ * whoever waits is told. The numbers stay taken, because those threads will write to them. */
+static void drop_devices(struct fsx_engine *engine) {
+    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (uint32_t i = 0; nothing >= 0 && i < engine->settings.workers; i++)
+        dup3(nothing, engine->workers[i].device, O_CLOEXEC);
+    if (nothing >= 0)
+        close(nothing);
+}
+
 bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms) {
     atomic_store(&engine->stopping, true);
     pthread_mutex_lock(&engine->lock);
@@ -563,8 +554,10 @@ bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms) {
             break;
         poll(NULL, 0, 1);
     }
-    if (running > 0)
+    if (running > 0) {
+        drop_devices(engine);
         return false;
+    }
     for (uint32_t i = 0; i < engine->settings.workers; i++)
         if (engine->workers[i].started)
             pthread_join(engine->workers[i].thread, NULL);

@@ -74,7 +74,7 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
 struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine);
 
 /* End all threads, and with them the connection, and free everything. False if threads are still in the hands of a disk
- * after `limit_ms`: then they, the engine and its descriptors are left behind for good. */
+ * after `limit_ms`: then they and the engine are left behind for good; the connection has ended all the same. */
 bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms);
 
 #endif

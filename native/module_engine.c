@@ -6,6 +6,7 @@
 #include "module.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdbool.h>
 
 #include "engine.h"
@@ -20,6 +21,7 @@ typedef struct {
     struct fsx_engine_settings settings;
     struct fsx_engine *engine; /* NULL before start and after stop */
     bool abandoned;            /* threads were left behind: nothing may be freed */
+    unsigned int answering;    /* calls of answer() under way without the GIL */
 } EngineObject;
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -113,9 +115,7 @@ static PyObject *engine_start(EngineObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "the engine was started already");
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    self->engine = fsx_engine_start(&self->settings);
-    Py_END_ALLOW_THREADS
+    self->engine = fsx_engine_start(&self->settings); /* some milliseconds; with the GIL, so that it is started once */
     if (self->engine == NULL)
         return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
@@ -147,9 +147,11 @@ static PyObject *engine_answer(EngineObject *self, PyObject *args) {
         return NULL;
     if (self->engine != NULL) { /* who answers after the end speaks to nobody */
         struct fsx_engine *engine = self->engine;
+        self->answering++;
         Py_BEGIN_ALLOW_THREADS
         fsx_engine_answer(engine, token, data.buf, (size_t)data.len, 0);
         Py_END_ALLOW_THREADS
+        self->answering--;
     }
     PyBuffer_Release(&data);
     Py_RETURN_NONE;
@@ -199,6 +201,11 @@ static PyObject *engine_stop(EngineObject *self, PyObject *argument) {
     bool stopped = true;
     if (engine != NULL) {
         self->engine = NULL; /* nobody else may touch it while it ends */
+        while (self->answering > 0) { /* a copy into the kernel, some microseconds */
+            Py_BEGIN_ALLOW_THREADS
+            poll(NULL, 0, 1);
+            Py_END_ALLOW_THREADS
+        }
         Py_BEGIN_ALLOW_THREADS
         stopped = fsx_engine_stop(engine, (uint32_t)limit_ms);
         Py_END_ALLOW_THREADS

@@ -1,15 +1,30 @@
-"""The native engine by itself: its door to Python, and (native/engine_drive.c) the whole of it under sanitizers."""
+"""The native engine by itself: its door to Python, and the whole of it under sanitizers and valgrind.
 
+The driver is native/engine_drive.c: many threads on the cache and on the content of real partitions; an engine whose
+kernel is the driver; and, as root, one behind a real mount, with processes that read it and are killed. It compares all
+bytes with the source. The module as a whole is mounted with the address sanitizer (native/sanitized_mount.py).
+"""
+
+import json
 import os
 import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import mounting
 import pytest
+from mounting import LIMIT_S, command, needs_fuse, wait_until
 from oddities import compressible, incompressible
+from sanitized import ADDRESS, DRIVERS, ENVIRONMENT, NATIVE, compile_c, compile_module, preload
 
 from fanstore import _native
 from fanstore.format.prepared import PreparedDataset
+from fanstore.fuse.mounttable import find_mount
 
 CHUNK_BYTES = 4 << 20
 
@@ -87,3 +102,160 @@ def descriptors() -> set[str]:
 def is_closed_on_exec(descriptor: str) -> bool:
     flags = re.search(r"flags:\s+(\d+)", Path(f"/proc/self/fdinfo/{descriptor}").read_text())
     return flags is not None and bool(int(flags[1], 8) & os.O_CLOEXEC)
+
+
+def test_answers_while_the_engine_stops(prepared: Path) -> None:
+    """Another thread may be in the middle of an answer, without the lock of Python, when the engine is freed."""
+    for _ in range(5):
+        engine = make_engine(PreparedDataset.open(prepared))
+        device, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, python = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wake = os.eventfd(0, os.EFD_NONBLOCK)
+        engine.start(device.fileno(), ours.fileno(), wake)
+        answered, ended = threading.Event(), threading.Event()
+
+        def answer(engine: _native.Engine, answered: threading.Event, ended: threading.Event) -> None:
+            while not ended.is_set():
+                for token in range(50):
+                    engine.answer(token, bytes(100))
+                answered.set()
+
+        threads = [threading.Thread(target=answer, args=(engine, answered, ended)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert answered.wait(LIMIT_S)
+        assert engine.stop(3000)
+        ended.set()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        for end in (device, kernel, ours, python):
+            end.close()
+        os.close(wake)
+
+
+@needs_fuse
+def test_command_inherits_nothing(prepared: Path, tmp_path: Path) -> None:
+    """A child that kept a descriptor of /dev/fuse would keep a dead mount from being noticed."""
+    (tmp_path / "ssd").mkdir()
+    script = "import os; print([os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')])"
+    options = ["--engine", "native", "--local", str(tmp_path / "ssd"), "--", sys.executable, "-S", "-c", script]
+    result = command("mount", prepared, tmp_path / "m", *options)
+    assert result.returncode == 0, result.stderr
+    assert not re.search(r"fuse|socket|anon_inode|\.tar", result.stdout), result.stdout
+
+
+# --- the driver ---
+
+#: Rounds or seconds for each mode; valgrind is some 30 times slower than the rest, and the thread sanitizer five.
+MODES = {
+    "address": {"cache": "2000", "content": "60", "socket": "60", "mount": "1", "hang": "0"},
+    "thread": {"cache": "1000", "content": "5", "socket": "40", "mount": "0.6"},
+    "valgrind": {"cache": "100", "content": "1", "socket": "12", "mount": "0.4"},
+}
+FLAGS = {"address": ADDRESS, "thread": ("-fsanitize=thread",), "valgrind": ()}
+VALGRIND = ["valgrind", "--quiet", "--leak-check=full", "--error-exitcode=9", "--fair-sched=yes"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drivers")
+
+
+@pytest.mark.parametrize("build", MODES)
+def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) -> None:
+    """All modes of the driver with one build: no report, all bytes right, everything freed at the end."""
+    if build == "valgrind" and shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    parts = "engine content chunkcache answers request index pages latency device sending"
+    sources = [NATIVE / f"{name}.c" for name in parts.split()]
+    sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
+    program = compile_c(folder / build, [*sources, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])
+    prefix = VALGRIND if build == "valgrind" else []
+    can_mount = os.geteuid() == 0 and not mounting.fuse_problem()
+    (folder / "mount").mkdir(exist_ok=True)
+    for mode, rounds in MODES[build].items():
+        if mode in ("mount", "hang") and not can_mount:
+            continue
+        arguments = [str(program), mode, rounds, str(prepared / "index.fsx"), str(source), str(folder)]
+        arguments += map(str, sorted(prepared.glob("part-*.tar")))
+        try:
+            result = subprocess.run([*prefix, *arguments], capture_output=True, text=True, timeout=100, env=ENVIRONMENT)
+        finally:
+            if find_mount(folder / "mount") is not None:
+                subprocess.run(["umount", "-l", str(folder / "mount")], check=False, timeout=LIMIT_S)
+        assert result.returncode == 0, f"{mode}: {result.returncode}\n{result.stderr[-8_000:]}"
+        assert (result.stdout, result.stderr) == ("done\n", ""), mode
+
+
+# --- the module, mounted ---
+
+
+@pytest.fixture(scope="module")
+def module(folder: Path) -> Path:
+    return compile_module(folder / "_native.so")
+
+
+@needs_fuse
+@pytest.mark.parametrize(
+    "options", [["--verify", "always", "--cache", "6MiB"], ["--local", "ssd"]], ids=["shared", "local"]
+)
+def test_no_sanitizer_report_of_a_mount(
+    options: list[str], module: Path, source: Path, prepared: Path, tmp_path: Path
+) -> None:
+    point, log = tmp_path / "m", tmp_path / "mount.log"
+    (tmp_path / "ssd").mkdir()
+    arguments = [str(prepared), str(point), "--engine", "native", "--log", str(log), "--foreground", *options]
+    with open(tmp_path / "output", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(DRIVERS / "sanitized_mount.py"), str(module), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=tmp_path,
+            env=ENVIRONMENT | {"LD_PRELOAD": preload()},
+        )
+
+    def evidence() -> str:
+        return (tmp_path / "output").read_text() + (log.read_text() if log.exists() else "")
+
+    try:
+        wait_until(lambda: " mounted " in evidence() or process.poll() is not None, "mount", evidence)
+        for _ in range(2):
+            compare_trees(source, point)
+        statistics = json.loads((point / ".fanstore" / "stats.json").read_bytes())
+        assert statistics["engine"]["answered_native"] > 100
+        assert statistics["engine"]["answered_python"] > 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0, evidence()
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+        if find_mount(point) is not None:
+            subprocess.run(["umount", "-l", str(point)], check=False, timeout=LIMIT_S)
+    assert not point.exists()
+    assert "Sanitizer" not in evidence() and "runtime error" not in evidence()
+
+
+def compare_trees(source: Path, mounted: Path) -> None:
+    """Names, targets and bytes, of whole files and of pieces past the cache of the kernel."""
+    for folder, folders, files in os.walk(source):
+        there = mounted / Path(folder).relative_to(source)
+        assert sorted(os.listdir(there)) == sorted([*folders, *files])
+        for name in files:
+            true, ours = Path(folder, name), there / name
+            assert ours.is_symlink() == true.is_symlink()
+            if true.is_symlink():
+                assert os.readlink(ours) == os.readlink(true)
+                continue
+            content = true.read_bytes()
+            assert ours.read_bytes() == content
+            assert os.getxattr(ours, "user.fanstore.codec") in (b"lz4", b"none")
+            fd = os.open(ours, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                for place in range(0, len(content), 1_000_003):
+                    assert os.pread(fd, 5_000, place) == content[place : place + 5_000]
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+        assert not (there / "no such name").exists()

@@ -73,7 +73,7 @@ def _ask_fusermount(point: Path, source: str, options: list[str]) -> int:
         theirs.close()
         descriptors: list[int] = []
         try:
-            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
             said = process.communicate(timeout=FUSERMOUNT_LIMIT_S)[1].decode(errors="replace").strip()
         except (TimeoutError, subprocess.TimeoutExpired):
             process.kill()
@@ -85,5 +85,4 @@ def _ask_fusermount(point: Path, source: str, options: list[str]) -> int:
         raise MountError(f"cannot mount on {point}: {said or f'{FUSERMOUNT} ended with {process.returncode}'}")
     if said:
         log.debug("%s said: %s", FUSERMOUNT, said)
-    os.set_inheritable(descriptors[0], False)
     return descriptors[0]

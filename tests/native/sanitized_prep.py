@@ -5,21 +5,14 @@
 Runs in a process of its own, because the address sanitizer must be loaded before Python.
 """
 
-import importlib.util
 import sys
-from pathlib import Path
+
+import sanitized_module
 
 
 def main() -> int:
     module, source, prefix = sys.argv[1:]
-    import fanstore
-
-    spec = importlib.util.spec_from_file_location("fanstore._native", module)
-    assert spec is not None and spec.loader is not None
-    native = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(native)
-    sys.modules["fanstore._native"] = native
-    fanstore._native = native  # before any other module imports it
+    sanitized_module.use(module)
 
     from fanstore.cli.prep import main as prepare
     from fanstore.cli.verify import main as verify
@@ -30,9 +23,7 @@ def main() -> int:
             return 3
         if verify([out, "--against", source, "--quiet"]) != 0:
             return 4
-    # The sanitized module must be the one that was used, and the only one.
-    loaded = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "_native" in line]
-    return 0 if set(loaded) == {module} else 5
+    return 0 if sanitized_module.is_the_only_one(module) else 5
 
 
 if __name__ == "__main__":

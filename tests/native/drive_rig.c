@@ -1,0 +1,148 @@
+/* drive_rig.c: see drive_rig.h. */
+#include "drive_rig.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define PACKET 300000u
+
+static void answer_init(int socket, const uint8_t *packet, const struct fuse_in_header *head) {
+    struct fuse_init_in in;
+    memcpy(&in, packet + sizeof *head, sizeof in);
+    struct {
+        struct fuse_out_header head;
+        struct fuse_init_out out;
+    } reply = {.head = {.len = sizeof reply, .unique = head->unique},
+               .out = {.major = 7, .minor = in.minor < 31 ? in.minor : 31, .max_readahead = in.max_readahead,
+                       .flags = in.flags & (FUSE_ASYNC_READ | FUSE_MAX_PAGES | FUSE_BIG_WRITES),
+                       .max_background = 12, .congestion_threshold = 9, .max_write = 1 << 20, .time_gran = 1,
+                       .max_pages = 256}};
+    check_call(send(socket, &reply, sizeof reply, MSG_NOSIGNAL) == sizeof reply, "INIT is not answered");
+}
+
+/* pyfuse3: answers INIT, and knows nothing else. */
+static void *pyfuse3_main(void *argument) {
+    struct rig *rig = argument;
+    uint8_t *packet = malloc(PACKET);
+    check(packet != NULL, "no memory");
+    while (!atomic_load(&rig->ending)) {
+        struct pollfd ready = {.fd = rig->python, .events = POLLIN};
+        if (atomic_load(&rig->deaf) || poll(&ready, 1, 2) != 1) {
+            poll(NULL, 0, 1);
+            continue;
+        }
+        const ssize_t got = recv(rig->python, packet, PACKET, 0);
+        if (got <= 0)
+            break;
+        struct fuse_in_header head;
+        check((size_t)got >= sizeof head, "a message that is none was passed on");
+        memcpy(&head, packet, sizeof head);
+        check(head.len == (size_t)got, "a message of another length was passed on");
+        if (head.opcode == FUSE_INIT) {
+            answer_init(rig->python, packet, &head);
+            continue;
+        }
+        atomic_fetch_add(&rig->forwarded, 1);
+        /* Told ENOSYS, a real kernel never asks again; one question is to come again and again. */
+        const int error = head.opcode == FUSE_LISTXATTR ? -EACCES : -ENOSYS;
+        struct fuse_out_header out = {.len = sizeof out, .error = error, .unique = head.unique};
+        if (rig->kernel < 0 && error == -EACCES && atomic_load(&rig->forwarded) % 2 == 0)
+            out.len++; /* a real kernel does not take this: the engine has to find other words */
+        if (head.opcode != FUSE_FORGET && head.opcode != FUSE_BATCH_FORGET && head.opcode != FUSE_INTERRUPT)
+            send(rig->python, &out, sizeof out, MSG_NOSIGNAL);
+    }
+    free(packet);
+    return NULL;
+}
+
+/* The reader: knows all bytes. Looks at the counters meanwhile, as fanstore-stat does. */
+static void *crossing_main(void *argument) {
+    struct rig *rig = argument;
+    struct fsx_engine_counts *counts = malloc(sizeof *counts);
+    check(counts != NULL, "no memory");
+    while (!atomic_load(&rig->ending)) {
+        struct pollfd ready = {.fd = rig->wake, .events = POLLIN};
+        poll(&ready, 1, 2);
+        uint64_t count;
+        if ((ready.revents & POLLIN) != 0)
+            check_call(read(rig->wake, &count, sizeof count) == sizeof count, "the eventfd cannot be read");
+        fsx_engine_count(rig->engine, counts);
+        (void)fsx_engine_kernel(rig->engine);
+        struct fsx_crossing taken[7];
+        for (size_t found; !atomic_load(&rig->idle) && (found = fsx_engine_take(rig->engine, taken, 7)) > 0;)
+            for (size_t i = 0; i < found; i++) {
+                const struct fsx_crossing *c = &taken[i];
+                check(c->entry < world.index.entries && world.truth[c->entry] != NULL &&
+                          c->offset + c->length <= world.index.size[c->entry],
+                      "a crossing outside its file");
+                if (rig->delay_us > 0)
+                    usleep(rig->delay_us);
+                atomic_fetch_add(&rig->crossings, 1);
+                const uint8_t *data = world.truth[c->entry] + c->offset;
+                fsx_engine_answer(rig->engine, c->token, data, c->length, 0);
+                fsx_engine_answer(rig->engine, c->token, data, c->length, 0); /* an old token means nothing */
+                fsx_engine_answer(rig->engine, c->token ^ 0xFFFF0000u, NULL, 0, EIO);
+            }
+    }
+    free(counts);
+    return NULL;
+}
+
+static void use_files(struct rig *rig, enum files files) {
+    for (uint32_t p = 0; p < world.parts && files != NO_FILES; p++) {
+        if (files == MIXED_FILES && p % 3 == 0)
+            continue;
+        const uint8_t number = files == SHARED_FILES || (files == MIXED_FILES && p % 3 == 1) ? 1 : 2;
+        const int fd = files == DAMAGED_FILES ? world.damaged[p] : world.part[p];
+        check(fsx_content_use(rig->content, p, fd, number, false) == 0, "a file is not used");
+    }
+}
+
+void rig_start(struct rig *rig, int device, uint32_t workers, enum files files, enum fsx_verify verify,
+               uint64_t cache_bytes, uint32_t delay_us) {
+    int link[2], socket[2];
+    memset(rig, 0, sizeof *rig);
+    rig->delay_us = delay_us;
+    rig->kernel = -1;
+    if (device < 0) {
+        check_call(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, link) == 0, "no socket");
+        const int bytes = 200 << 10;
+        for (int i = 0; i < 2; i++)
+            setsockopt(link[i], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+        rig->kernel = link[0];
+        device = link[1];
+    }
+    check_call(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, socket) == 0, "no socket");
+    rig->python = socket[0];
+    rig->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    rig->marks = calloc((size_t)(world.index.entries + world.index.chunk_records), 1);
+    rig->content = fsx_content_new(&world.index, rig->marks, verify, cache_bytes, 2);
+    check(rig->wake >= 0 && rig->marks != NULL && rig->content != NULL, "no memory");
+    use_files(rig, files);
+    const struct fsx_engine_settings settings = {
+        .tree = {.index = &world.index, .uid = 1, .gid = 2, .hidden = -1, .blocks = 5, .files = 6},
+        .content = rig->content, .device = device, .socket = socket[1], .wake = rig->wake, .workers = workers,
+        .max_background = 64};
+    rig->engine = fsx_engine_start(&settings);
+    check_call(rig->engine != NULL, "the engine does not start");
+    close(socket[1]);
+    close(device);
+    check(pthread_create(&rig->pyfuse3, NULL, pyfuse3_main, rig) == 0, "no thread");
+    check(pthread_create(&rig->crossing, NULL, crossing_main, rig) == 0, "no thread");
+}
+
+void rig_stop(struct rig *rig) {
+    atomic_store(&rig->ending, true);
+    pthread_join(rig->crossing, NULL);
+    check(fsx_engine_stop(rig->engine, 20000), "the engine does not stop");
+    pthread_join(rig->pyfuse3, NULL);
+    fsx_content_free(rig->content);
+    free(rig->marks);
+    close(rig->python);
+    close(rig->wake);
+    if (rig->kernel >= 0)
+        close(rig->kernel);
+}

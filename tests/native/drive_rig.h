@@ -1,0 +1,37 @@
+/* drive_rig.h: an engine with the two threads that stand for Python, for engine_drive.
+ *
+ * The device is one end of a socket pair, on whose other end a scenario plays the kernel, or a real /dev/fuse.
+ */
+#ifndef FANSTORE_DRIVE_RIG_H
+#define FANSTORE_DRIVE_RIG_H
+
+#include "drive_world.h"
+
+#include <pthread.h>
+
+/* Which files the engine may read by itself. */
+enum files { NO_FILES, SHARED_FILES, LOCAL_FILES, DAMAGED_FILES, MIXED_FILES };
+
+struct rig {
+    struct fsx_content *content;
+    struct fsx_engine *engine;
+    uint8_t *marks;
+    int kernel; /* our end of the device; -1 if it is a real one */
+    int python; /* pyfuse3's end of the socket */
+    int wake;
+    pthread_t pyfuse3, crossing;
+    atomic_bool deaf;   /* pyfuse3 does not read its socket */
+    atomic_bool idle;   /* crossings are not taken */
+    atomic_bool ending; /* both threads end */
+    uint32_t delay_us;  /* of each crossing */
+    _Atomic(uint64_t) crossings, forwarded;
+};
+
+/* Start everything. `device` is a real one, which the engine duplicates, or -1. */
+void rig_start(struct rig *rig, int device, uint32_t workers, enum files files, enum fsx_verify verify,
+               uint64_t cache_bytes, uint32_t delay_us);
+
+/* Stop the engine, which must work within two seconds, and free everything. */
+void rig_stop(struct rig *rig);
+
+#endif
