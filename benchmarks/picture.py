@@ -17,6 +17,7 @@ from harness.machine import sentence
 from matplotlib import pyplot
 
 OWN = "#1f77b4"
+OWN_PYTHON = "#8fbbda"
 OTHER = "#b8bec6"
 REFERENCE = "#3c4148"
 TEXT = "#3c4148"
@@ -25,6 +26,8 @@ TEXT = "#3c4148"
 def _colour(name: str) -> str:
     if name in ("source", "tar"):  # what the others are compared with
         return REFERENCE
+    if name.startswith("fanstore") and "python" in name:
+        return OWN_PYTHON
     return OWN if name.startswith("fanstore") else OTHER
 
 
@@ -39,7 +42,7 @@ def _bars(
     limit = max(max(values) for values in rounds)
     for place, values, note in zip(places, rounds, notes, strict=True):
         axes.text(max(values) + limit * 0.02, place, note, va="center", fontsize=8, color=TEXT)
-    axes.set_xlim(0, limit * 1.42)
+    axes.set_xlim(0, limit * 1.5)
     axes.set_yticks(list(places), names, fontsize=9)
     axes.invert_yaxis()
     axes.set_title(title, fontsize=10, loc="left", color=TEXT)
@@ -60,9 +63,12 @@ def draw_read_peers(record: dict[str, Any], path: Path) -> None:
     readers = record["settings"]["reader"]
     peers = [item["peer"] for item in record["prepared"] if item["peer"] not in record["failed"]]
     height = len(readers) * (0.36 * len(peers) + 0.7) + 1.1
-    figure, grid = pyplot.subplots(len(readers), 2, figsize=(11, height), squeeze=False, layout="constrained")
+    states = list(dict.fromkeys(item["state"] for item in record["summary"]))
+    figure, grid = pyplot.subplots(
+        len(readers), len(states), figsize=(5.5 * len(states), height), squeeze=False, layout="constrained"
+    )
     for row, reader in zip(grid, readers, strict=True):
-        for axes, state in zip(row, ("cold", "warm"), strict=True):
+        for axes, state in zip(row, states, strict=True):
             chosen = {
                 item["peer"]: item for item in record["summary"] if (item["reader"], item["state"]) == (reader, state)
             }
@@ -78,7 +84,7 @@ def draw_read_peers(record: dict[str, Any], path: Path) -> None:
     settings = record["settings"]
     subtitle = (
         f"{settings['readers']} readers, {settings['rounds']} interleaved rounds (dots); bar: median; "
-        f"cold: fresh mount and {settings['cold_by']}"
+        f"cold: fresh mount and {settings['cold_by']}; warm: again; first: fresh mount, image in the page cache"
     )
     _finish(figure, f"Random whole-file reads, {record['dataset']['description']}", subtitle, record, path)
 
@@ -227,7 +233,167 @@ def draw_remote_reads(record: dict[str, Any], path: Path) -> None:
     _finish(figure, "Reading from other nodes: files/s relative to raw mpi4py", subtitle, record, path)
 
 
+def draw_walk_tree(record: dict[str, Any], path: Path) -> None:
+    peers = list(dict.fromkeys(item["peer"] for item in record["summary"]))
+    order = [peer for peer in ("source", "fanstore-none-native", "fanstore-none-python") if peer in peers]
+    names = order + [peer for peer in peers if peer not in order]
+    figure, grid = pyplot.subplots(1, 2, figsize=(11, 0.36 * len(names) + 1.7), squeeze=False, layout="constrained")
+    for axes, state in zip(grid.flat, ("cold", "warm"), strict=True):
+        chosen = {item["peer"]: item for item in record["summary"] if item["state"] == state}
+        ratios = [chosen[name]["ratio_to_erofs-none"] for name in names]
+        notes = [
+            f"{ratio['median']:.2f} x, {chosen[name]['entries_per_s']['median']:,.0f}/s"
+            for name, ratio in zip(names, ratios, strict=True)
+        ]
+        medians = [ratio["median"] for ratio in ratios]
+        _bars(axes, names, medians, [ratio["ratios"] for ratio in ratios], notes, f"{state}: speed relative to erofs")
+        axes.axvline(1, color=REFERENCE, linewidth=0.8, linestyle=":")
+    settings = record["settings"]
+    subtitle = (
+        f"{settings['rounds']} interleaved rounds (dots); bar: median; readdir and lstat by one thread; "
+        f"cold: fresh mount and {settings['cold_by']}"
+    )
+    _finish(figure, f"Walk with lstat, {record['dataset']}", subtitle, record, path)
+
+
+def draw_growth(record: dict[str, Any], path: Path) -> None:
+    parts = record["settings"]["parts"]
+    lines = {
+        "source": (REFERENCE, ":", "source (ext4 or what is below)"),
+        "fanstore-none-native": (OWN_PYTHON, "-", "fanstore, partitions read where they are"),
+        "fanstore-none-native-staged": (OWN, "-", "fanstore, staged"),
+    }
+    figure, grid = pyplot.subplots(
+        len(parts), 2, figsize=(11, 2.5 * len(parts) + 0.8), squeeze=False, layout="constrained"
+    )
+    for row, part in zip(grid, parts, strict=True):
+        for axes, state in zip(row, ("cold", "warm"), strict=True):
+            for peer, (colour, style, label) in lines.items():
+                chosen = sorted(
+                    (item["value"], item["files_per_s"], item["ratio_to_source"]["median"])
+                    for item in record["summary"]
+                    if (item["part"], item["peer"], item["state"]) == (part, peer, state)
+                )
+                if not chosen:
+                    continue
+                values = [value for value, _, _ in chosen]
+                medians = [rate["median"] for _, rate, _ in chosen]
+                axes.plot(values, medians, style, marker="o", markersize=3.5, color=colour, label=label)
+                axes.fill_between(
+                    values,
+                    [rate["low"] for _, rate, _ in chosen],
+                    [rate["high"] for _, rate, _ in chosen],
+                    color=colour,
+                    alpha=0.15,
+                    linewidth=0,
+                )
+                if peer == "fanstore-none-native-staged":
+                    for value, rate, ratio in chosen:
+                        axes.annotate(
+                            f"{ratio:.2f} x",
+                            (value, rate["median"]),
+                            (0, -11),
+                            textcoords="offset points",
+                            ha="center",
+                            fontsize=7,
+                            color=TEXT,
+                        )
+            axes.set_xscale("log", base=10 if part == "files" else 2)
+            ticks = sorted({item["value"] for item in record["summary"] if item["part"] == part})
+            axes.set_xticks(ticks, [_short(value, part) for value in ticks], fontsize=8)
+            axes.minorticks_off()
+            top = max(
+                item["files_per_s"]["high"]
+                for item in record["summary"]
+                if (item["part"], item["state"]) == (part, state)
+            )
+            if part == "sizes":
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(0, top * 1.15)
+            axes.set_title(f"{state}: files/s by {record['titles'][part]}", fontsize=10, loc="left", color=TEXT)
+            axes.tick_params(axis="y", labelsize=8)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="#e6e8eb")
+    grid[0][0].legend(frameon=False, fontsize=8)
+    settings = record["settings"]
+    subtitle = (
+        f"{settings['rounds']} rounds, median, shaded: lowest to highest; figures: staged relative to the source in "
+        f"the same round; cold: fresh mount and {settings['cold_by']}"
+    )
+    _finish(figure, "How the cost of reading grows", subtitle, record, path)
+
+
+def _short(value: int, part: str) -> str:
+    if part == "files":
+        return f"{value:,}"
+    return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB" if value >= 1 << 10 else str(value)
+
+
+def draw_cached_once(record: dict[str, Any], path: Path) -> None:
+    names = list(dict.fromkeys(item["peer"] for item in record["epochs"]))
+    epochs = sorted({item["epoch"] for item in record["epochs"]})
+    dataset_bytes = record["dataset"]["bytes"]
+    figure, axes = pyplot.subplots(figsize=(9, 0.2 * len(names) * len(epochs) + 1.9), layout="constrained")
+    shades = ["#c9ced4", "#8fbbda", "#1f77b4"]
+    for epoch in epochs:
+        chosen = {item["peer"]: item for item in record["epochs"] if item["epoch"] == epoch}
+        places = [number + (epoch - 1 - (len(epochs) - 1) / 2) * 0.25 for number in range(len(names))]
+        shares = [chosen[name]["disk_read_bytes"] / dataset_bytes for name in names]
+        axes.barh(places, shares, height=0.23, color=shades[(epoch - 1) % len(shades)], label=f"epoch {epoch}")
+        for place, share, name in zip(places, shares, names, strict=True):
+            requests = chosen[name]["read_requests"]
+            note = f"{share:.2f}" + ("" if requests is None else f", {requests:,} READ requests")
+            axes.text(share + 0.01, place, note, va="center", fontsize=7, color=TEXT)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, axes.get_xlim()[1] * 1.25)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title(
+        "bytes read from the disk in each epoch, relative to the dataset", fontsize=10, loc="left", color=TEXT
+    )
+    settings = record["settings"]
+    subtitle = (
+        f"{dataset_bytes / 2**20:,.0f} MiB of files in a memory cgroup of {settings['limit_bytes'] / 2**20:,.0f} MiB, "
+        f"daemon and {settings['readers']} readers in it; random order"
+    )
+    _finish(figure, "Does a dataset of 60 % of memory stay in memory?", subtitle, record, path)
+
+
+def draw_profile_reads(record: dict[str, Any], path: Path) -> None:
+    states = list(dict.fromkeys(item["state"] for item in record["profiles"]))
+    shades = pyplot.get_cmap("tab20").colors
+    figure, grid = pyplot.subplots(1, len(states), figsize=(13, 3.4), squeeze=False, layout="constrained")
+    drawn: dict[str, Any] = {}
+    for axes, state in zip(grid.flat, states, strict=True):
+        chosen = [item for item in record["profiles"] if item["state"] == state]
+        for place, item in enumerate(chosen):
+            left = 0.0
+            for number, kind in enumerate(record["kinds"]):
+                width = sum(kinds.get(kind, 0.0) for kinds in item["parts_us"].values())
+                colour = "#eceef0" if kind == "idle" else shades[number % len(shades)]
+                bar = axes.barh(place, width, left=left, color=colour, height=0.6)
+                if width > 0.3:
+                    drawn.setdefault(kind, bar)
+                left += width
+            axes.text(left, place, f" {left:.0f}", va="center", fontsize=8, color=TEXT)
+        axes.set_yticks(range(len(chosen)), [item["peer"] for item in chosen], fontsize=8)
+        axes.set_xlim(0, axes.get_xlim()[1] * 1.1)
+        axes.invert_yaxis()
+        axes.set_title(f"{state}: µs of both cores per file", fontsize=10, loc="left", color=TEXT)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    kinds = [kind for kind in record["kinds"] if kind in drawn]
+    figure.legend([drawn[kind] for kind in kinds], kinds, loc="outside right center", frameon=False, fontsize=8)
+    subtitle = "reader, daemon and kernel together, sampled by perf; idle: a core waits for the disk"
+    _finish(figure, f"Where the time of a read goes, {record['dataset']}", subtitle, record, path)
+
+
 DRAWINGS = {
+    "profile_reads": draw_profile_reads,
+    "cached_once": draw_cached_once,
+    "growth": draw_growth,
+    "walk_tree": draw_walk_tree,
     "remote_reads": draw_remote_reads,
     "read_peers": draw_read_peers,
     "prep_speed": draw_prep_speed,

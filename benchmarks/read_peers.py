@@ -3,8 +3,10 @@
 Example: python benchmarks/read_peers.py --files 6000 --readers 2 --rounds 3
 
 In every round each peer in turn is mounted afresh, the kernel's caches are emptied, and all files are read once in
-random order (cold) and then several times in another one (warm). The order of the peers changes from round to round, so
-that a noisy neighbour on the machine does not always hit the same one. Figures are ratios to the source within a round.
+random order (cold) and then several times in another one (warm). Then it is mounted once more, the bytes of its image
+are brought into the page cache, and all files are read once (first: the first epoch, without the disk). The order of
+the peers changes from round to round, so that a noisy neighbour on the machine does not always hit the same one.
+Figures are ratios to the source within a round, and of FanStore's engines to each other.
 Writes results/NAME.json (every pass), NAME.md (the table) and NAME.png. Needs nothing but a C compiler; peers that are
 not installed are named and left out (benchmarks/setup-peers installs them).
 """
@@ -14,6 +16,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from harness import machine, record
-from harness.caches import drop, drop_method
+from harness.caches import drop, drop_method, files_below
 from harness.command import BenchmarkError
 from harness.dataset import Dataset, DatasetSpec, make, take
 from harness.peers import Peer, all_peers
@@ -29,7 +32,7 @@ from harness.reading import READER_NAMES, Readers
 from harness.record import Spread, markdown_table
 from harness.workspace import workspace
 
-STATES = ("cold", "warm")
+STATES = ("cold", "warm", "first")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -121,7 +124,7 @@ class Comparison:
                 begin = time.monotonic()
                 peer.prepare(self._dataset.root, self._directory)
                 seconds = time.monotonic() - begin
-                size = sum(path.stat().st_size for path in peer.files())
+                size = sum(path.stat().st_size for path in files_below(peer.image))
                 self.prepared[peer.name] = {"seconds": round(seconds, 3), "bytes": size}
                 with peer.mounted(self._mountpoint):
                     self._readers.check_same(peer.root(self._mountpoint), self._dataset, expected)
@@ -145,17 +148,32 @@ class Comparison:
                 self._give_up(peer, error)
 
     def _measure_peer(self, peer: Peer, round_number: int, reader: str, orders: dict[str, list[str]]) -> None:
+        cold_and_warm = ["cold"] + ["warm"] * self._warm_passes
+        # After mounting: a cold mount, and nothing that mounting has brought into memory.
+        self._measure_mount(peer, round_number, reader, orders, cold_and_warm, lambda: drop(peer.files()))
+        self._measure_mount(peer, round_number, reader, orders, ["first"], peer.warm_up)
+
+    def _measure_mount(
+        self,
+        peer: Peer,
+        round_number: int,
+        reader: str,
+        orders: dict[str, list[str]],
+        states: list[str],
+        make_ready: Callable[[], None],
+    ) -> None:
+        """Passes over one fresh mount."""
         begin = time.monotonic()
         with peer.mounted(self._mountpoint) as pid:
             mount_seconds = time.monotonic() - begin
             served_by = peer.served_by(self._mountpoint)
-            drop(peer.files())  # after mounting: a cold mount, and nothing that mounting has brought into memory
-            for state in ["cold"] + ["warm"] * self._warm_passes:
+            make_ready()
+            for state in states:
                 load = os.getloadavg()[0]
                 root = peer.root(self._mountpoint)
                 result = self._readers.read(reader, root, orders[state], self._dataset.total_bytes)
                 print(
-                    f"round {round_number}: {peer.name:18} {reader:6} {state}: {result.files_per_s:9,.0f} files/s, "
+                    f"round {round_number}: {peer.name:27} {reader:6} {state:5}: {result.files_per_s:9,.0f} files/s, "
                     f"{result.bytes / result.seconds / 1e6:7,.0f} MB/s, p99 {result.latency_us['p99']:8,.0f} µs"
                 )
                 self.passes.append(
@@ -195,6 +213,33 @@ def summarize(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return summary
 
 
+def compare_engines(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Files per second of the native engine relative to the Python engine, per dataset, reader and state."""
+    rates: dict[tuple[str, str, str, int], list[float]] = {}
+    for item in passes:
+        key = (item["peer"], item["reader"], item["state"], item["round"])
+        rates.setdefault(key, []).append(item["files"] / item["seconds"])
+    ratios: dict[tuple[str, str, str], list[float]] = {}
+    for (peer, reader, state, number), values in rates.items():
+        reference = rates.get((peer.replace("-native", "-python"), reader, state, number))
+        if "-native" in peer and reference is not None:
+            ratios.setdefault((peer, reader, state), []).append(median(values) / median(reference))
+    return [
+        {"peer": peer, "reader": reader, "state": state, "ratios": values, "ratio": asdict(Spread.of(values))}
+        for (peer, reader, state), values in ratios.items()
+    ]
+
+
+def make_engines_table(engines: list[dict[str, Any]], reader: str) -> list[str]:
+    cells = {(item["peer"], item["state"]): Spread(**item["ratio"]) for item in engines if item["reader"] == reader}
+    peers = list(dict.fromkeys(peer for peer, _ in cells))
+    rows = [[peer, *(cells[peer, state].ratio_text() for state in STATES)] for peer in peers]
+    if not rows:
+        return []
+    header = [f"native to python engine, {reader} reader", *STATES]
+    return [markdown_table(header, rows), ""]
+
+
 def make_table(result: dict[str, Any]) -> str:
     """The Markdown page of the record."""
     settings = result["settings"]
@@ -203,7 +248,8 @@ def make_table(result: dict[str, Any]) -> str:
         "",
         f"{settings['readers']} readers, {settings['rounds']} rounds. {machine.sentence(result['machine'])}.",
         f"Cold: fresh mount, caches emptied with {settings['cold_by']}. Warm: the next "
-        f"{settings['warm_passes']} passes, in another order; their median counts.",
+        f"{settings['warm_passes']} passes, in another order; their median counts. First: fresh mount, the image "
+        "in the page cache (of a staged dataset: what staging left there); for the source that is warm.",
         "Ratio: files per second relative to the source directory in the same round: median (lowest-highest).",
         record.load_sentence(result["passes"]),
         "",
@@ -228,6 +274,7 @@ def make_table(result: dict[str, Any]) -> str:
             rows.append(row)
         columns = [f"{state} {what}" for state in STATES for what in ("ratio", "files/s", "p50 / p99 µs")]
         lines += [f"Reader: {reader}", "", markdown_table([f"{reader} reader", *columns], rows), ""]
+        lines += make_engines_table(result["engines"], reader)
     prepared = [
         [item["peer"], f"{item['seconds']:.1f}", f"{item['bytes'] / 1e6:,.0f}", result["versions"][item["peer"]]]
         for item in result["prepared"]
@@ -273,6 +320,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
             "failed": comparison.failed,
             "prepared": [{"peer": name} | figures for name, figures in comparison.prepared.items()],
             "summary": summarize(comparison.passes),
+            "engines": compare_engines(comparison.passes),
             "passes": comparison.passes,
         }
         record.write(arguments.name, result, make_table(result), arguments.results)

@@ -11,23 +11,33 @@ from pathlib import Path
 
 from harness.command import BenchmarkError
 
-#: Text from which compressible files are cut; longer than any file, so that files differ.
+#: Text from which compressible files are cut: at least so much, and always longer than any file, so that files differ.
 _POOL_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What to make. The same spec gives the same bytes on every machine."""
+    """What to make. The same spec gives the same bytes on every machine.
+
+    Attributes:
+        spread: standard deviation of the sizes, as a part of ``mean_bytes``; 0 for files of one size.
+    """
 
     files: int
     mean_bytes: int
     classes: int
     compressible: bool = False
     seed: int = 1
+    spread: float = 1 / 3
 
     def __str__(self) -> str:
         kind = "compressible text" if self.compressible else "incompressible"
-        return f"{self.files:,} {kind} files of about {self.mean_bytes:,} bytes in {self.classes} folders"
+        about = "about " if self.spread else ""
+        return f"{self.files:,} {kind} files of {about}{self.mean_bytes:,} bytes in {self.classes} folders"
+
+    @property
+    def pool_bytes(self) -> int:
+        return max(_POOL_BYTES, 4 * self.mean_bytes)
 
 
 @dataclass(frozen=True)
@@ -40,13 +50,13 @@ class Dataset:
     description: str
 
 
-def _text_pool(source: random.Random) -> bytes:
+def _text_pool(source: random.Random, length: int) -> bytes:
     """Words with the frequencies of a natural text: LZ4 makes it about half as long."""
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(source.choices(letters, weights=range(26, 0, -1), k=source.randint(2, 10))) for _ in range(3000)]
     weights = [1.0 / (rank + 1) for rank in range(len(words))]
-    text = " ".join(source.choices(words, weights=weights, k=_POOL_BYTES // 4))
-    return text.encode()[:_POOL_BYTES]
+    text = " ".join(source.choices(words, weights=weights, k=length // 4))
+    return text.encode()[:length]
 
 
 def make(root: Path, spec: DatasetSpec) -> Dataset:
@@ -56,14 +66,14 @@ def make(root: Path, spec: DatasetSpec) -> Dataset:
     if free < needed * 2:
         raise BenchmarkError(f"{root.parent} has {free >> 20} MiB left; the dataset and its copies need more")
     source = random.Random(spec.seed)
-    pool = _text_pool(source) if spec.compressible else b""
+    pool = _text_pool(source, spec.pool_bytes) if spec.compressible else b""
     suffix = "txt" if spec.compressible else "JPEG"
     paths = []
     total_bytes = 0
     for number in range(spec.classes):
         (root / "train" / f"n{number:08d}").mkdir(parents=True)
     for number in range(spec.files):
-        size = min(max(1, round(source.gauss(spec.mean_bytes, spec.mean_bytes / 3))), _POOL_BYTES // 2)
+        size = min(max(1, round(source.gauss(spec.mean_bytes, spec.mean_bytes * spec.spread))), spec.pool_bytes // 2)
         name = f"n{number % spec.classes:08d}"
         path = f"train/{name}/{name}_{number:07d}.{suffix}"
         if spec.compressible:

@@ -7,6 +7,7 @@ Every mount is a block: when the block ends, however it ends, the mount and its 
 import json
 import os
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from harness.command import GRACE_S, BenchmarkError, find_program, run, started
 from harness.machine import program_version
 from harness.workspace import is_mounted, unmount
 
+_HERE = Path(__file__).parent.parent
 #: A mount that is not there after this many seconds will not come.
 _MOUNT_S = 120.0
 #: A mount is only touched by child processes with a time limit: one that hangs must not hang the benchmark.
@@ -63,8 +65,15 @@ class Peer(ABC):
         return None
 
     def files(self) -> list[Path]:
-        """The files that hold the bytes, for those who can drop caches per file only."""
+        """The files that hold the bytes while it is mounted, for those who can drop caches per file only."""
         return files_below(self.image)
+
+    def warm_up(self) -> None:
+        """Bring all bytes of the image into the page cache, not through the mount."""
+        for path in self.files():
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 20):
+                    pass
 
 
 def _first_missing(programs: Sequence[str]) -> str | None:
@@ -99,6 +108,16 @@ def _daemon(argv: Sequence[str], mountpoint: Path) -> Iterator[int | None]:
                 process.wait(GRACE_S)  # it ends by itself once its mount is gone, and cleans up; if not, it is ended
 
 
+@contextmanager
+def _kernel_mount(kind: str, image: Path, mountpoint: Path) -> Iterator[None]:
+    """An image mounted by the kernel over a loop device as long as the block; root only."""
+    try:
+        run(["mount", "-t", kind, "-o", "ro,loop", str(image), str(mountpoint)], _MOUNT_S)
+        yield
+    finally:
+        unmount(mountpoint)
+
+
 class Source(Peer):
     """The directory tree itself, on the file system where it lies: what all others are compared with."""
 
@@ -123,12 +142,20 @@ class Source(Peer):
 
 
 class Fanstore(Peer):
-    """This project: prepared with one codec, mounted on one node, partitions read where they are."""
+    """This project: prepared with one codec, mounted on one node, partitions read where they are or staged first.
 
-    def __init__(self, codec: str, engine: str | None = None) -> None:
-        super().__init__(f"fanstore-{codec}" + (f"-{engine}" if engine else ""))
+    Datasets with the same codec are prepared once: all engines and ways to mount it share one image.
+    """
+
+    def __init__(self, codec: str, engine: str | None = None, staged: bool = False, workers: int | None = None) -> None:
+        """``workers``: so many threads of the native engine, by mount_with_workers.py; None for its own choice."""
+        parts = ["fanstore", codec, engine, "staged" if staged else None, f"{workers}threads" if workers else None]
+        super().__init__("-".join(part for part in parts if part))
         self._codec = codec
         self._engine = engine
+        self._workers = workers
+        self._staged = staged
+        self._local = Path()
 
     def missing(self) -> str | None:
         return _first_missing(["fanstore-prep", "fanstore-mount"])
@@ -137,13 +164,23 @@ class Fanstore(Peer):
         return program_version(_program("fanstore-mount"), "--version")
 
     def prepare(self, source: Path, directory: Path) -> None:
-        self.image = directory / f"{self.name}.fan"
-        run([_program("fanstore-prep"), str(source), str(self.image), "--codec", self._codec], _PREPARE_S)
+        self.image = directory / f"fanstore-{self._codec}.fan"
+        self._local = directory / f"{self.name}.local"
+        self._local.mkdir()
+        if not self.image.exists():
+            run([_program("fanstore-prep"), str(source), str(self.image), "--codec", self._codec], _PREPARE_S)
+
+    def _mounter(self) -> list[str]:
+        if self._workers is None:
+            return [_program("fanstore-mount")]
+        return [sys.executable, str(_HERE / "mount_with_workers.py"), str(self._workers)]
 
     @contextmanager
     def mounted(self, mountpoint: Path) -> Iterator[int | None]:
-        engine = ["--engine", self._engine] if self._engine else []
-        with _daemon([_program("fanstore-mount"), str(self.image), str(mountpoint), *engine], mountpoint) as pid:
+        options = ["--engine", self._engine] if self._engine else []
+        if self._staged:
+            options += ["--local", str(self._local), "--stage-first"]
+        with _daemon([*self._mounter(), str(self.image), str(mountpoint), *options], mountpoint) as pid:
             if self._engine not in (None, self.served_by(mountpoint)):
                 raise BenchmarkError(f"engine {self._engine} was asked for, {self.served_by(mountpoint)} answers")
             yield pid
@@ -151,6 +188,13 @@ class Fanstore(Peer):
     def served_by(self, mountpoint: Path) -> str | None:
         config = run(["cat", str(mountpoint / ".fanstore" / "config.json")], _ANSWER_S).stdout
         return str(json.loads(config)["engine"])
+
+    def files(self) -> list[Path]:
+        return files_below(self._local) if self._staged else files_below(self.image)
+
+    def warm_up(self) -> None:
+        if not self._staged:  # of a copy the page cache holds what staging has left there
+            super().warm_up()
 
 
 class Ratarmount(Peer):
@@ -180,25 +224,37 @@ class Ratarmount(Peer):
             yield pid
 
 
-class Squashfuse(Peer):
-    """A squashfs image served by squashfuse, its multi-entry-point variant squashfuse_ll where installed."""
+class Squashfs(Peer):
+    """A squashfs image: served by squashfuse (its multi-entry-point variant where installed), or by the kernel."""
 
-    def __init__(self, codec: str) -> None:
-        super().__init__(f"squashfuse-{codec}")
+    def __init__(self, codec: str, in_kernel: bool) -> None:
+        super().__init__(f"squashfs-{codec}" if in_kernel else f"squashfuse-{codec}")
         self._codec = codec
+        self._in_kernel = in_kernel
 
     def _mounter(self) -> str:
         return find_program("squashfuse_ll") or _program("squashfuse")
 
     def missing(self) -> str | None:
-        return _first_missing(["mksquashfs", "squashfuse"])
+        if not self._in_kernel:
+            return _first_missing(["mksquashfs", "squashfuse"])
+        if os.geteuid() != 0:
+            return "a kernel mount needs root"
+        if "squashfs" not in Path("/proc/filesystems").read_text().split():
+            return "the kernel has no squashfs"
+        return _first_missing(["mksquashfs"])
 
     def version(self) -> str:
+        maker = program_version(_program("mksquashfs"), "-version")
+        if self._in_kernel:
+            return f"kernel, loop device; {maker}"
         mounter = self._mounter()
         return f"{Path(mounter).name}: {program_version(mounter, '--version')}"
 
     def prepare(self, source: Path, directory: Path) -> None:
-        self.image = directory / f"{self.name}.squashfs"
+        self.image = directory / f"{self._codec}.squashfs"
+        if self.image.exists():  # the other way to mount it has made it
+            return
         # Tail ends kept with their files: the image is made for reading whole files.
         plain = ["-noI", "-noD", "-noF", "-noX", "-no-fragments"]
         options = plain if self._codec == "none" else ["-comp", self._codec, "-no-fragments"]
@@ -206,7 +262,36 @@ class Squashfuse(Peer):
 
     @contextmanager
     def mounted(self, mountpoint: Path) -> Iterator[int | None]:
+        if self._in_kernel:
+            with _kernel_mount("squashfs", self.image, mountpoint):
+                yield None
+            return
         with _daemon([self._mounter(), "-f", str(self.image), str(mountpoint)], mountpoint) as pid:
+            yield pid
+
+
+class Dwarfs(Peer):
+    """A DwarFS image with FanStore's idea of compression: lz4, or none."""
+
+    def __init__(self, codec: str) -> None:
+        super().__init__(f"dwarfs-{codec}")
+        self._codec = codec
+
+    def missing(self) -> str | None:
+        absent = _first_missing(["mkdwarfs", "dwarfs"])
+        return absent and f"{absent}: neither in Debian nor on PyPI; binaries are at github.com/mhx/dwarfs"
+
+    def version(self) -> str:
+        return program_version(_program("dwarfs"), "--version")
+
+    def prepare(self, source: Path, directory: Path) -> None:
+        self.image = directory / f"{self.name}.dwarfs"
+        codec = "null" if self._codec == "none" else self._codec
+        run([_program("mkdwarfs"), "-i", str(source), "-o", str(self.image), "-C", codec, "--no-progress"], _PREPARE_S)
+
+    @contextmanager
+    def mounted(self, mountpoint: Path) -> Iterator[int | None]:
+        with _daemon([_program("dwarfs"), str(self.image), str(mountpoint), "-f"], mountpoint) as pid:
             yield pid
 
 
@@ -236,16 +321,15 @@ class Erofs(Peer):
             with _daemon([_program("erofsfuse"), "-f", str(self.image), str(mountpoint)], mountpoint) as pid:
                 yield pid
             return
-        try:
-            run(["mount", "-t", "erofs", "-o", "ro,loop", str(self.image), str(mountpoint)], _MOUNT_S)
+        with _kernel_mount("erofs", self.image, mountpoint):
             yield None
-        finally:
-            unmount(mountpoint)
 
 
 def all_peers(engines: Sequence[str]) -> list[Peer]:
     """Everything that can be compared, the source first; FanStore once per engine (its own choice when none)."""
     choices: list[str | None] = [*engines] if engines else [None]
-    fanstore = [Fanstore(codec, engine) for engine in choices for codec in ("none", "lz4")]
-    others = [Ratarmount(), Squashfuse("none"), Squashfuse("lz4"), Erofs("none"), Erofs("lz4")]
+    codecs = ("none", "lz4")
+    fanstore = [Fanstore(codec, engine, staged) for engine in choices for staged in (False, True) for codec in codecs]
+    squashfs = [Squashfs(codec, in_kernel) for in_kernel in (False, True) for codec in codecs]
+    others = [Ratarmount(), *map(Dwarfs, codecs), *squashfs, *map(Erofs, codecs)]
     return [Source(), *fanstore, *others]

@@ -53,11 +53,13 @@ class Readers:
     def _write_list(self, root: Path, paths: Sequence[str]) -> None:
         self._list.write_bytes(b"".join(os.fsencode(root / path) + b"\0" for path in paths))
 
-    def read(self, reader: str, root: Path, order: Sequence[str], expected_bytes: int) -> ReadResult:
-        """Read all of ``order`` below ``root`` once."""
+    def read(
+        self, reader: str, root: Path, order: Sequence[str], expected_bytes: int, under: Sequence[str] = ()
+    ) -> ReadResult:
+        """Read all of ``order`` below ``root`` once; ``under`` is a program that runs the reader, such as perf."""
         self._write_list(root, order)
         program = [str(self._program)] if reader == "c" else [sys.executable, str(_HERE / "python_reader.py")]
-        argv = [*program, str(self._list), str(self.count), str(BUFFER_BYTES)]
+        argv = [*under, *program, str(self._list), str(self.count), str(BUFFER_BYTES)]
         result = ReadResult(**json.loads(run(argv, self.timeout_s).stdout))
         if result.files != len(order) or result.bytes != expected_bytes:
             raise BenchmarkError(
