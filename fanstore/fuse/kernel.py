@@ -71,7 +71,10 @@ def mount_native(
             raise MountError(f"the mount on {point} has disappeared at once")
         try:
             # libfuse takes such a path for a descriptor that is connected to the kernel already.
-            pyfuse3.init(operations, f"/dev/fd/{engine.socket.fileno()}", set())
+            try:
+                pyfuse3.init(operations, f"/dev/fd/{engine.socket.fileno()}", set())
+            except RuntimeError as error:
+                raise MountError(f"cannot mount on {point}: {error}") from None
             engine.socket.detach()  # libfuse closes it
             try:
                 engine.start(device)

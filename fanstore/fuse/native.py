@@ -176,6 +176,7 @@ class NativeEngine:
             self._stopped = True
         ended = self._engine.stop(STOP_LIMIT_MS)
         self._ours.close()
+        self.socket.close()  # unless libfuse has it
         os.close(self._wake)
         return ended
 
