@@ -197,10 +197,11 @@ static uint8_t *make_message(const struct fsx_index *x, size_t *bytes) {
 
 /* ---- answers -------------------------------------------------------------------------------------------------- */
 
-static void check_attributes(const struct fsx_tree *tree, const struct fuse_attr *attr, uint32_t entry) {
+/* `ino`: of an entry the number of its first name; of an inode the one that was asked for. */
+static void check_attributes(const struct fsx_tree *tree, const struct fuse_attr *attr, uint32_t entry, uint64_t ino) {
     const struct fsx_index *x = tree->index;
     const __int128 ns = (__int128)(int64_t)attr->mtime * 1000000000 + attr->mtimensec;
-    check(attr->ino == (uint64_t)x->inode[entry] + 1 && attr->size == x->size[entry] && attr->mode == x->mode[entry] &&
+    check(attr->ino == ino && attr->size == x->size[entry] && attr->mode == x->mode[entry] &&
               attr->nlink == x->nlink[entry] && attr->uid == tree->uid && attr->gid == tree->gid,
           "wrong attributes");
     check(attr->mtimensec < 1000000000 && ns == x->mtime[entry] && attr->atime == attr->mtime, "wrong time");
@@ -209,7 +210,7 @@ static void check_attributes(const struct fsx_tree *tree, const struct fuse_attr
 static void check_entry(const struct fsx_tree *tree, const struct fuse_entry_out *out, uint32_t entry) {
     check(out->nodeid == (uint64_t)tree->index->inode[entry] + 1, "wrong node");
     check(out->entry_valid == FSX_CACHE_S && out->attr_valid == FSX_CACHE_S, "not to be remembered");
-    check_attributes(tree, &out->attr, entry);
+    check_attributes(tree, &out->attr, entry, out->nodeid);
 }
 
 static void check_lookup(const struct fsx_tree *tree, const struct fsx_request *request, const struct fsx_reply *reply) {
@@ -340,7 +341,7 @@ static void check_reply(const struct fsx_tree *tree, const struct fsx_request *r
         struct fuse_attr_out out;
         check(reply->bytes == sizeof out, "wrong length of attributes");
         memcpy(&out, reply->data, sizeof out);
-        check_attributes(tree, &out.attr, entry);
+        check_attributes(tree, &out.attr, entry, (uint64_t)entry + 1);
         return;
     }
     case FUSE_READLINK:
