@@ -282,6 +282,28 @@ def test_odd_paths(mount: Mount, prepared: Path, tmp_path: Path) -> None:
     again.stop()
 
 
+def test_native_engine_that_cannot_run(prepared: Path, tmp_path: Path) -> None:
+    """Too few descriptors for its threads: an error if it was asked for by name, otherwise a warning and Python."""
+
+    def mount_with(descriptors: int, *options: str) -> subprocess.CompletedProcess[str]:
+        line = ["prlimit", f"--nofile={descriptors}", fanstore_command("mount"), str(prepared), str(tmp_path / "m")]
+        line += [*options, "--", "grep", "-h", "engine", str(tmp_path / "m/.fanstore/config.json")]
+        return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+
+    # How many the rest of the daemon needs depends on libraries: so few that the engine fails, and not one less.
+    for descriptors in range(44, 12, -2):
+        asked = mount_with(descriptors, "--engine", "native")
+        if asked.returncode != 0:
+            break
+        assert '"native"' in asked.stdout
+    sentence = "the native engine cannot run here: Too many open files"
+    assert (asked.returncode, asked.stderr) == (1, f"fanstore-mount: error: {sentence}\n")
+    chosen = mount_with(descriptors)
+    assert chosen.returncode == 0 and '"python"' in chosen.stdout
+    assert chosen.stderr.count("WARNING") == 1 and "the python engine answers" in chosen.stderr
+    nothing_left(tmp_path / "m")
+
+
 def test_names_are_filled_in(prepared: Path, tmp_path: Path) -> None:
     host = os.uname().nodename.partition(".")[0]
     (tmp_path / f"{host}-0").mkdir()
