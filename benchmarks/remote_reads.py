@@ -76,8 +76,8 @@ def cases_of(ranks: int, askers: int, sizes: list[int]) -> list[Case]:
     return [Case(AGGREGATE_SIZE, max(WINDOWS), share, ranks) for share in SHARES if ranks > 1 or share == "local"]
 
 
-def measure(way: str, ranks: int, cases: list[Case], base: Spec, work: Path) -> list[dict[str, Any]]:
-    """One job; a line of figures per case."""
+def measure(way: str, engine: str, ranks: int, cases: list[Case], base: Spec, work: Path) -> list[dict[str, Any]]:
+    """One job; a line of figures per case. ``engine`` is that of the mount."""
     directory = work / f"{way}-{ranks}"
     directory.mkdir()
     places = {"local": f"{directory}/local-{{rank}}", "mount": f"{directory}/mount-{{rank}}"}
@@ -86,7 +86,7 @@ def measure(way: str, ranks: int, cases: list[Case], base: Spec, work: Path) -> 
     spec.write(path)
     argv = [*launch(ranks, way), sys.executable, str(HERE / f"remote_{way}.py"), str(path)]
     if way == "mount":
-        options = ["--local", spec.local, "--stage-first", "--engine", "python"]
+        options = ["--local", spec.local, "--stage-first", "--engine", engine]
         argv = [*launch(ranks, way), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
     done = run(argv, 120 + 5 * spec.seconds * len(cases))
     if way == "mount":
@@ -150,7 +150,7 @@ def make_table(result: dict[str, Any]) -> str:
             f"{machine.sentence(result['machine'])}.",
             record.load_sentence(result["runs"]),
             "All ranks are on this machine. raw: mpi4py alone; core: FanStore's reader, checksums included, without "
-            "FUSE; mount: the mount (engine python) and a C reader. Whole files. "
+            f"FUSE; mount: the mount (engine {settings['engine']}) and a C reader. Whole files. "
             "Ratio: files/s in the same round: median (lowest-highest).",
             "",
             "## One of two ranks reads what the other one has",
@@ -183,6 +183,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bytes-per-size", type=int, default=BYTES_PER_SIZE, help="of the tree")
     parser.add_argument("--ranks", type=int, nargs="*", default=list(RANKS), help="of the aggregate")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--engine", choices=("native", "python"), default="native", help="of the mount")
     parser.add_argument("--work-dir", type=Path)
     parser.add_argument("--name", default=f"remote-reads-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
@@ -214,7 +215,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
                 cases = cases_of(ranks, askers, arguments.sizes)
                 for way in arguments.ways:
                     load = os.getloadavg()[0]
-                    for line in measure(way, ranks, cases, base, work):
+                    for line in measure(way, arguments.engine, ranks, cases, base, work):
                         runs.append({"round": number, "ranks": ranks, "way": way, "load_average": load} | line)
                         print(
                             f"round {number}: {askers} of {ranks} ranks, {line['window']:2} under way, "
@@ -229,6 +230,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
                 "rounds": arguments.rounds,
                 "seconds": arguments.seconds,
                 "bytes_per_size": arguments.bytes_per_size,
+                "engine": arguments.engine,
                 "mpi": version.split(",")[0].strip().splitlines()[0],
             },
             "summary": summarize(runs),
