@@ -151,6 +151,15 @@ static int open_direct(int fd, uint32_t *align) {
     return open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
 }
 
+/* Is this one of the file systems that lie on a disk of this machine? */
+static bool is_on_disk(const struct statfs *system) {
+    static const long TYPES[] = {0xEF53 /* ext4 */, 0x58465342 /* xfs */, 0x9123683E /* btrfs */, 0xF2F52010 /* f2fs */};
+    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
+        if (system->f_type == TYPES[i])
+            return true;
+    return false;
+}
+
 static void map_file(struct file *file) {
     struct stat facts;
     if (fstat(file->fd, &facts) != 0 || facts.st_size <= 0)
@@ -179,11 +188,11 @@ int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uin
     file->number = number;
     file->verified = verified;
     file->origin = number == 2 ? FSX_LOCAL : FSX_SHARED;
-    struct statfs system;
+    struct statfs system = {0};
     file->memory = fstatfs(file->fd, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
     atomic_init(&file->can_dontcache, true);
     /* Not for a shared file system: its own caches and read-ahead are what makes it bearable. */
-    const bool direct = file->origin == FSX_LOCAL && !file->memory;
+    const bool direct = !file->memory && (file->origin == FSX_LOCAL || is_on_disk(&system));
     file->direct_fd = direct ? open_direct(file->fd, &file->direct_align) : -1;
     if (file->direct_fd >= 0)
         map_file(file);

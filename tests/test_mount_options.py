@@ -11,7 +11,6 @@ pytest_plugins = ["mounting"]
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--engine", "fast"], "argument --engine: invalid choice: 'fast'"),
         (["--replicas", "2"], "--replicas needs --local"),
         (["--capacity", "lots", "--local", "/tmp"], "'lots' is not a size"),
         (["--launch", "no-such-mpirun -n 2"], "the launcher of --launch 'no-such-mpirun -n 2' was not found"),
