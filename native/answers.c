@@ -279,6 +279,7 @@ enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_reques
         return opendir_(tree, request, reply);
     case FUSE_FLUSH:  /* nothing is ever written: told once, the kernel does not ask again */
     case FUSE_ACCESS: /* likewise: it checks modes itself (default_permissions) */
+    case FUSE_IOCTL:  /* Python's open() asks every file whether it is a terminal */
         return fail(reply, ENOSYS);
     case FUSE_RELEASE:
     case FUSE_RELEASEDIR:

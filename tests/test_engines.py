@@ -225,6 +225,6 @@ def test_random_reads(engines: Engines, seed: int) -> None:
 
 def test_what_makes_no_sense(engines: Engines) -> None:
     """Messages that are cut short or unknown: libfuse answers them with an error, and so does the engine by it."""
-    for opcode in (wire.LSEEK, 99, 4242):
+    for opcode in (wire.LSEEK, wire.IOCTL, 99, 4242):
         assert {reply.error for reply in engines.ask(opcode, 1, bytes(24))} == {errno.ENOSYS}
     engines.compare(wire.GETATTR, 1, bytes(16), wire.attributes_out)
