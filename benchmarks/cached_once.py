@@ -4,9 +4,10 @@ Example: python benchmarks/cached_once.py --memory 1536MiB --share 0.6 --epochs 
 
 The daemon and the readers run in a cgroup of limited memory, as on a smaller machine. Bytes that are kept twice (in the
 page cache of the mount and in that of the file below) do not fit; then every epoch reads the disk again. Counted are
-the READ requests that reach the daemon (fanstore-stat) and the bytes that the disk delivered. Root only. squashfuse and
-erofs over a loop device, which keep the image in the page cache as well, show what happens without care; the source,
-what a directory costs. Writes results/NAME.json, NAME.md and NAME.png.
+the READ requests that reach the daemon (fanstore-stat) and the bytes that the disk delivered. Root only. squashfuse,
+which keeps the image in the page cache as well, shows what happens without care; the source, what a directory costs. Of
+erofs the image is read by a kernel thread of the loop device, outside of the group. Writes results/NAME.json, NAME.md
+and NAME.png.
 """
 
 import argparse

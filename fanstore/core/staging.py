@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fanstore import _native
 from fanstore.core.capacity import room_for
 from fanstore.core.statistics import Statistics
 from fanstore.core.store import PartitionStore
@@ -210,6 +211,8 @@ class _Staging:
                 block = buffer[:count]
                 hasher.update(block)
                 _write_all(copy.fileno(), block)
+                # Written to the disk meanwhile, not during the first epoch; and only clean pages can be forgotten then.
+                _native.start_writing(copy.fileno(), done, count)
                 # The copy is read from now on: do not let the source push more useful pages out of memory.
                 _advise(source.fileno(), done, count, os.POSIX_FADV_DONTNEED)
                 done += count
