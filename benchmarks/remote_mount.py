@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from harness.command import run
 from harness.reading import BUFFER_BYTES
@@ -27,12 +28,19 @@ class Meeting:
         self._directory, self._rank, self._ranks = directory, rank, ranks
         self._number = 0
 
+    def give_up(self, reason: str) -> NoReturn:
+        """Let the others know that this rank does not come any more, and why."""
+        (self._directory / "given-up").write_text(reason)
+        raise SystemExit(reason)
+
     def wait(self) -> None:
         self._number += 1
         names = [self._directory / f"met-{self._number}-{rank}" for rank in range(self._ranks)]
         names[self._rank].touch()
         limit_s = time.monotonic() + LIMIT_S
         while not all(name.exists() for name in names):
+            if (self._directory / "given-up").exists():
+                raise SystemExit((self._directory / "given-up").read_text())
             if time.monotonic() > limit_s:
                 raise SystemExit("a rank has not come")
             time.sleep(0.002)
@@ -87,7 +95,7 @@ def main() -> None:
                 answered = {name for name, count in counts(mount).items() if count > before[name]}
                 wanted = {"local", "remote"} if case.share == "half" else {case.share}
                 if answered != wanted:
-                    raise SystemExit(f"{case}: answered by {answered}, not by {wanted}")
+                    meeting.give_up(f"{case}: answered by {answered}, not by {wanted}")
             output.write(json.dumps(line) + "\n")
     meeting.wait()
     del kept
