@@ -92,6 +92,7 @@ def run(argv: Sequence[str | os.PathLike[str]], timeout_s: float, cwd: Path | No
     seconds = time.monotonic() - begin
     text = stderr.decode(errors="replace")
     if process.returncode != 0:
-        last_lines = " | ".join(text.strip().splitlines()[-3:])
+        # mpirun adds eight lines of its own to what its processes have said.
+        last_lines = " | ".join(line.strip() for line in text.splitlines()[-12:] if line.strip(" -"))
         raise BenchmarkError(f"{name} ended with code {process.returncode}: {last_lines}")
     return Finished(seconds, stdout.decode(errors="replace"), text)

@@ -201,6 +201,10 @@ class Reader:
         counters.bytes += end - offset
         return chunk[start : start + end - offset], WholeChunk(number, chunk)
 
+    def let_go(self, entry: int) -> None:
+        """The native engine, or the kernel, has what was read of this file: it need not be kept here as well."""
+        self._cache.drop(self._primary[entry])
+
     def asks_peers(self, partition: int) -> bool:
         """Are there other nodes that keep this partition, and come before the prepared file? From any thread."""
         return self._remote is not None and self._remote.has_holders(partition)

@@ -154,6 +154,7 @@ class NativeEngine:
             if chunk is not None:
                 self._engine.keep(entry, chunk.number, chunk.content)
             self._engine.answer(token, data)
+            self._reader.let_go(entry)
             number = 0
         except CorruptDataError:
             pass  # EIO; the reader has logged which file and which partition
