@@ -156,8 +156,8 @@ class NativeEngine:
             self._engine.answer(token, data)
             self._reader.let_go(entry)
             number = 0
-        except CorruptDataError:
-            pass  # EIO; the reader has logged which file and which partition
+        except CorruptDataError as error:
+            log.debug("answered with EIO: %s", error)  # the reader has logged it, once per file
         except Exception as error:
             log.error("unexpected error in read, answered with EIO; please report it", exc_info=error)
         finally:
