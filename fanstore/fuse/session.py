@@ -11,6 +11,8 @@ import functools
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -64,6 +66,15 @@ DETACH_LIMIT_S = 1.0
 #: task and ends one.
 IDLE_TASKS = 8
 MAX_TASKS = 128
+
+#: What the first reader of a mount runs; its exit code is the error number.
+_FIRST_READ = """
+import sys
+try:
+    open(sys.argv[1], "rb").read()
+except OSError as error:
+    sys.exit(error.errno)
+"""
 
 #: With the native engine, which has a cache of its own: what Python keeps of chunks from other nodes, so that reads of
 #: one file that arrive together fetch it once.
@@ -383,10 +394,25 @@ class _Session:
             ended.event.set()
 
     async def _first_answer(self, mount: Mount) -> None:
-        """Ask our own mount for something, as everybody else will: from another thread, through the kernel."""
+        """Ask our own mount for something, as everybody else will: from another process, through the kernel.
+
+        Never from this one: killed in the middle of it, it would wait for an answer of its own, and as it cannot end,
+        the kernel would not end the mount either, which hangs then instead of giving ENOTCONN.
+        """
         path = mount.point / os.fsdecode(CONTROL_NAME) / CONFIG_FILE
+        argv = [sys.executable, "-I", "-S", "-c", _FIRST_READ, str(path)]
+        nowhere = subprocess.DEVNULL  # pipes would need descriptors, of which there may be few
         with trio.move_on_after(self._watch.limit_s) as scope:
-            await trio.to_thread.run_sync(path.read_bytes, abandon_on_cancel=True)
+            try:
+                # In a session of its own: a Ctrl-C is for us.
+                done = await trio.run_process(
+                    argv, check=False, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+                )
+            except OSError as error:
+                raise MountError(f"the mount at {mount.point} cannot be tried out: {error.strerror}") from error
+            if done.returncode != 0:
+                reason = os.strerror(done.returncode) if done.returncode > 0 else f"signal {-done.returncode}"
+                raise MountError(f"the mount at {mount.point} does not answer: {reason}")
         self._watch.give_up(scope, f"the first answer of the mount at {mount.point}")
 
     async def _use(self, mount: Mount, node: Node, job: Job, ended: _Ended, signals: Signals) -> int:
