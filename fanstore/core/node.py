@@ -77,7 +77,6 @@ class Node:
         self._job = job
         self._statistics = statistics
         self._start_s = time.monotonic()
-        self._store = self.store
         self._cache = ChunkCache(settings.cache_bytes)
         statistics.add_section("cache", lambda: asdict(self._cache.statistics()))
         remote: Remote | None = None
@@ -87,7 +86,7 @@ class Node:
         self._remote = remote
         index = prepared.index
         self.reader = Reader(
-            index, self._store, self._cache, statistics, verify=settings.verify, drop_behind=True, remote=remote
+            index, self.store, self._cache, statistics, verify=settings.verify, drop_behind=True, remote=remote
         )
         files: dict[str, Content] = {
             STATISTICS_FILE: statistics.snapshot,
@@ -100,15 +99,15 @@ class Node:
 
     def serve(self) -> None:
         """From now on answer the other nodes."""
-        self._job.serve(self._store, self.describe)
+        self._job.serve(self.store, self.describe)
 
     def close(self) -> None:
         """Close the partitions."""
-        self._store.close()
+        self.store.close()
 
     def describe(self) -> dict[str, object]:
         """What nodes.json says of this node."""
-        sources = [self._store.source(partition) for partition in range(self._store.partition_count)]
+        sources = [self.store.source(partition) for partition in range(self.store.partition_count)]
         totals = self._statistics.totals().sources
         reads = {str(source): counters.reads for source, counters in totals.items()}
         out = self._job.peers.statistics() if self._job.peers is not None else {}
@@ -120,7 +119,7 @@ class Node:
                 str(wanted): [partition for partition, source in enumerate(sources) if source is wanted]
                 for wanted in (Source.LOCAL, Source.SHARED)
             },
-            "local_bytes": self._store.local_bytes(),
+            "local_bytes": self.store.local_bytes(),
             "reads": reads,
             "read_bytes": sum(counters.bytes for counters in totals.values()),
             "fetched_bytes": out.get("fetched_bytes", 0),
@@ -166,7 +165,7 @@ class Node:
             try:
                 result = stage(
                     self._prepared,
-                    self._store,
+                    self.store,
                     self.directory or Path(),
                     report=done.add,
                     partitions=wanted,

@@ -123,7 +123,6 @@ class Reader:
         self._store = store
         self._cache = cache
         self._statistics = statistics
-        self._verify = self.verify
         self._drop_behind = drop_behind
         self._remote = remote
         self._chunk_bytes = index.chunk_bytes
@@ -136,7 +135,7 @@ class Reader:
         self._offset = index.offset
         self._first = index.first
         self._count = index.count
-        self._marks = self.marks = bytearray(index.entry_count + len(index.column("chunks")))
+        self.marks = bytearray(index.entry_count + len(index.column("chunks")))
         self._scratch = memoryview(mmap.mmap(-1, INLINE_BYTES))
         self._limiter = trio.CapacityLimiter(workers)
         self._loads: SingleFlight[tuple[int, int], _Loaded] = SingleFlight()
@@ -211,7 +210,7 @@ class Reader:
 
     def _goes_through_cache(self, entry: int, number: int) -> bool:
         """Does a read that begins in this chunk use the memory cache, or go straight to a partition file?"""
-        if self._codec[entry] != Codec.NONE or self._verify is Verify.ALWAYS:
+        if self._codec[entry] != Codec.NONE or self.verify is Verify.ALWAYS:
             return True
         remote = self._remote
         if remote is None:
@@ -229,7 +228,7 @@ class Reader:
             except OSError:
                 return None  # met again, and reported, when the chunk is fetched
         try:
-            if not (self._verify is Verify.NEVER or file.verified or self._is_marked(file, entry, offset, end)):
+            if not (self.verify is Verify.NEVER or file.verified or self._is_marked(file, entry, offset, end)):
                 return None
             position, length = self._offset[entry] + offset, end - offset
             data = self._pread_nowait(file, position, length)
@@ -338,7 +337,7 @@ class Reader:
         """Get the chunk from another node, check and decode it. Raises PeerError."""
         assert self._remote is not None
         codec = _CODECS[self._codec[entry]]
-        check = self._verify is not Verify.NEVER
+        check = self.verify is not Verify.NEVER
         # The bytes are in memory: to compare a plain chunk of 4 MiB takes 0.1 ms, as long as the trio thread would need
         # to hand it to a worker and take it back (measured: 97 µs of its time for 512 KiB, which take 9 µs to compare).
         inline = codec is Codec.NONE or chunk.content_bytes <= INLINE_CHUNK_BYTES
@@ -364,9 +363,9 @@ class Reader:
         if file is None:
             file = await self._in_thread(lambda: self._store.acquire(chunk.partition, prepared=prepared))
         try:
-            known = file.verified or self._marks[mark] == file.number
+            known = file.verified or self.marks[mark] == file.number
             # Where one copy has failed, nothing that was found out earlier counts for the other.
-            check = self._verify is Verify.ALWAYS or (self._verify is Verify.FIRST and (prepared or not known))
+            check = self.verify is Verify.ALWAYS or (self.verify is Verify.FIRST and (prepared or not known))
             drop = self._drop_behind and codec is not Codec.NONE
             stored: bytes | None = None
             data: ChunkData
@@ -384,7 +383,7 @@ class Reader:
         counters.fetches += 1
         counters.fetched_bytes += chunk.stored_bytes
         if check:
-            self._marks[mark] = file.number
+            self.marks[mark] = file.number
             self._statistics.verification.chunks += 1
             self._statistics.verification.bytes += chunk.stored_bytes
         return _Loaded(data, file.source)
@@ -392,10 +391,10 @@ class Reader:
     def _is_marked(self, file: PartitionFile, entry: int, offset: int, end: int) -> bool:
         """Were all chunks of this range found intact in this file?"""
         if self._count[entry] == 0:
-            return self._marks[entry] == file.number
+            return self.marks[entry] == file.number
         base = self._entry_count + self._first[entry]
         first, last = offset // self._chunk_bytes, (end - 1) // self._chunk_bytes
-        return all(self._marks[base + number] == file.number for number in range(first, last + 1))
+        return all(self.marks[base + number] == file.number for number in range(first, last + 1))
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         # Never abandoned: a cancelled reader waits for its thread, so a descriptor is not given back while in use.
@@ -430,7 +429,7 @@ class Reader:
         self._loads.validate()
         assert len(self._loads) == 0
         assert self._limiter.borrowed_tokens == 0
-        assert max(self._marks, default=0) <= 2
+        assert max(self.marks, default=0) <= 2
         assert self._statistics.errors.damaged_files == len(self._damaged)
 
 

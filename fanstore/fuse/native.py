@@ -73,7 +73,6 @@ class NativeEngine:
         workers: int | None = None,
     ) -> None:
         """``workers``: number of threads; None for as many as suit the machine."""
-        self._store = store
         self._reader = reader
         self._statistics = statistics
         cores = len(os.sched_getaffinity(0))
