@@ -27,6 +27,7 @@ from harness.memorygroup import MemoryGroup, memory_group
 from harness.peers import Erofs, Fanstore, Peer, Source, Squashfs
 from harness.reading import Readers
 from harness.record import markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 
 from fanstore.units import parse_size
@@ -167,17 +168,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"cached_once: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("cached_once: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

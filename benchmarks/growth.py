@@ -22,11 +22,11 @@ from typing import Any
 
 from harness import machine, record
 from harness.caches import drop, drop_method
-from harness.command import BenchmarkError
 from harness.dataset import Dataset, DatasetSpec, make
 from harness.peers import Fanstore, Peer, Source
 from harness.reading import Readers
 from harness.record import Spread, markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 
 STATES = ("cold", "warm")
@@ -254,17 +254,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"growth: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("growth: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, record
-from harness.command import BenchmarkError, run
+from harness.command import run
 from harness.namespace import Namespace, synthetic
 from harness.record import Spread, markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 from index_child import load_objects
 
@@ -149,17 +150,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"index_load: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("index_load: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

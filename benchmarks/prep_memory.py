@@ -24,6 +24,7 @@ from harness.command import BenchmarkError, find_program, started
 from harness.memory import watch
 from harness.namespace import CLASSES
 from harness.record import markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 
 #: What the specification allows for 1.3 million files.
@@ -143,17 +144,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"prep_memory: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("prep_memory: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

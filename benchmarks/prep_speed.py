@@ -28,6 +28,7 @@ from harness.caches import drop, drop_method, files_below, sync_tree
 from harness.command import BenchmarkError, find_program, run
 from harness.dataset import Dataset, DatasetSpec, make
 from harness.record import Spread, markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 
 STATES = ("warm", "cold")
@@ -236,17 +237,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"prep_speed: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("prep_speed: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

@@ -26,6 +26,7 @@ from harness.dataset import DatasetSpec, make
 from harness.peers import Fanstore, Peer, Source
 from harness.reading import Readers
 from harness.record import markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 
 STATES = ("cold", "first", "warm")
@@ -219,17 +220,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"profile_reads: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("profile_reads: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

@@ -30,6 +30,7 @@ from harness.dataset import Dataset, DatasetSpec, make, take
 from harness.peers import Peer, all_peers
 from harness.reading import READER_NAMES, Readers
 from harness.record import Spread, markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 
 STATES = ("cold", "warm", "first")
@@ -326,17 +327,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"read_peers: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("read_peers: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

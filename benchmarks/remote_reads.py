@@ -25,6 +25,7 @@ from harness.command import BenchmarkError, find_program, run
 from harness.reading import Readers
 from harness.record import Spread, markdown_table
 from harness.remote import SHARES, Case, Spec, total
+from harness.script import run_script
 from harness.workspace import workspace
 
 HERE = Path(__file__).parent
@@ -239,17 +240,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"remote_reads: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("remote_reads: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

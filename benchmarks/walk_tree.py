@@ -24,6 +24,7 @@ from harness.command import BenchmarkError, run
 from harness.dataset import Dataset, DatasetSpec, make
 from harness.peers import Erofs, Fanstore, Peer, Ratarmount, Source, Squashfs
 from harness.record import Spread, markdown_table
+from harness.script import run_script
 from harness.workspace import workspace
 
 STATES = ("cold", "warm")
@@ -167,17 +168,5 @@ def benchmark(arguments: argparse.Namespace) -> None:
         record.write(arguments.name, result, make_table(result), arguments.results)
 
 
-def main() -> int:
-    try:
-        benchmark(parse_arguments())
-    except BenchmarkError as error:
-        print(f"walk_tree: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("walk_tree: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))
