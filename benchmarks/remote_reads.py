@@ -36,6 +36,7 @@ AGGREGATE_SIZE = 107 * KIB
 WINDOWS = (1, 16)
 RANKS = (1, 2, 4)
 WAYS = ("raw", "core", "mount")
+MOUNT_CACHE = "32MiB"
 #: Each folder becomes about one partition, and has files of all sizes.
 FOLDERS = 8
 BYTES_PER_SIZE = 256 * MIB
@@ -87,7 +88,8 @@ def measure(way: str, engine: str, ranks: int, cases: list[Case], base: Spec, wo
     spec.write(path)
     argv = [*launch(ranks, way), sys.executable, str(HERE / f"remote_{way}.py"), str(path)]
     if way == "mount":
-        options = ["--local", spec.local, "--stage-first", "--engine", engine]
+        # A cache smaller than the files of one size, so that each pass fetches them again.
+        options = ["--local", spec.local, "--stage-first", "--engine", engine, "--cache", MOUNT_CACHE]
         argv = [*launch(ranks, way), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
     done = run(argv, 120 + 5 * spec.seconds * len(cases))
     if way == "mount":
