@@ -36,7 +36,7 @@ class Member:
     def mapped_partition(self, partition: int) -> memoryview | None:
         return self.store.mapped(partition)
 
-    def answer(self, peer: int, question: bytes) -> bytes:
+    async def answer(self, peer: int, question: bytes) -> bytes:
         return b""
 
     def heard(self, peer: int, word: bytes) -> None:

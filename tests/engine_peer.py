@@ -19,7 +19,7 @@ from fanstore.core.reader import Verify
 from fanstore.core.statistics import Statistics
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.native import NativeEngine
-from fanstore.fuse.operations import FanstoreOperations
+from fanstore.fuse.operations import ReadOnlyOperations
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,7 +31,7 @@ async def serve(prepared: Path, engine: str, connection: int) -> None:
     placement = place([part.bytes for part in parts], [part.everywhere for part in parts], [0], 1)
     settings = NodeSettings(1 << 30, Verify.FIRST, 2.0)
     node = Node(dataset, Job(None), placement, None, settings, statistics, dict)
-    operations = FanstoreOperations(node.namespace, node.reader, node.control, statistics)
+    operations = ReadOnlyOperations(node.namespace, node.reader, node.control, statistics)
     if engine == "python":
         pyfuse3.init(operations, f"/dev/fd/{connection}", set())
         await pyfuse3.main()

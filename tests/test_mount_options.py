@@ -15,7 +15,7 @@ pytest_plugins = ["mounting"]
         (["--capacity", "lots", "--local", "/tmp"], "'lots' is not a size"),
         (["--launch", "no-such-mpirun -n 2"], "the launcher of --launch 'no-such-mpirun -n 2' was not found"),
         (["--replicas", "0"], "--replicas must be at least 1"),
-        (["--output", "/x"], "--output is not available in this version"),
+        (["--fsync", "local"], "--fsync is about --output, which is not given"),
         (["--cache", "much"], "'much' is not a size"),
         (["--background", "--", "true"], "--background returns at once"),
         (["--"], "there is no COMMAND behind --"),

@@ -16,7 +16,7 @@ from fanstore.core.reader import Reader
 from fanstore.core.statistics import Statistics
 from fanstore.core.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
-from fanstore.fuse.operations import FanstoreOperations
+from fanstore.fuse.operations import ReadOnlyOperations
 
 CTX = pyfuse3.RequestContext()
 
@@ -25,7 +25,7 @@ def broken() -> dict[str, object]:
     raise RuntimeError("a bug")
 
 
-async def build(prepared: Path) -> tuple[FanstoreOperations, Statistics, int]:
+async def build(prepared: Path) -> tuple[ReadOnlyOperations, Statistics, int]:
     """The handlers over real parts, a file's inode, and a control file whose making fails."""
     dataset = PreparedDataset.open(prepared)
     statistics = Statistics()
@@ -33,7 +33,7 @@ async def build(prepared: Path) -> tuple[FanstoreOperations, Statistics, int]:
     reader = Reader(dataset.index, store, ChunkCache(1 << 20), statistics)
     control = ControlDirectory(dataset.index.entry_count, {"broken.json": broken})
     namespace = Namespace(dataset.index, ["part"], 0, 0, control)
-    return FanstoreOperations(namespace, reader, control, statistics), statistics, dataset.index.resolve(b"file") + 1
+    return ReadOnlyOperations(namespace, reader, control, statistics), statistics, dataset.index.resolve(b"file") + 1
 
 
 def test_errors(make_prepared: MakePrepared, tmp_path: Path, expect_warnings: Callable[..., None]) -> None:

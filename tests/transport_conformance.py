@@ -53,7 +53,7 @@ class Served:
     def mapped_partition(self, partition: int) -> memoryview | None:
         return content(partition) if partition % self.size == self.rank else None
 
-    def answer(self, peer: int, question: bytes) -> bytes:
+    async def answer(self, peer: int, question: bytes) -> bytes:
         return b"" if question == b"refuse" else b"%d:" % peer + question[: MESSAGE_BYTES - 8]
 
     def heard(self, peer: int, word: bytes) -> None:

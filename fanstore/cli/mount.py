@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Never, TextIO
@@ -22,6 +23,7 @@ from fanstore.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from fanstore.fuse.session import MountInfo, MountSettings
+    from fanstore.fuse.writing import Writing
 
 PROG = "fanstore-mount"
 
@@ -82,7 +84,10 @@ def main() -> Never:
 def _main(argv: Sequence[str]) -> int:
     own, command = _split(argv)
     args = _parser().parse_args(own)
-    _refuse_unavailable(args)
+    if args.recover:
+        return _recover(args)
+    if args.prepared is None or args.mountpoint is None:
+        raise UsageError("which dataset, and where? fanstore-mount PREPARED MOUNTPOINT")
     _refuse_senseless(args)
     if args.background and command:
         raise UsageError("--background returns at once, so it cannot run a COMMAND: leave out one of them")
@@ -113,6 +118,13 @@ class _Request:
         self.cache_bytes = parse_size(args.cache)
         self.capacity_bytes = None if args.capacity is None else parse_size(args.capacity)
 
+    def _writing(self) -> "Writing | None":
+        from fanstore.fuse.writing import Writing
+
+        if self.args.output is not None:
+            return Writing(Path(self.directory, self.args.output), durable=self.args.fsync == "output")
+        return Writing(None) if self.args.scratch else None
+
     def settings(self) -> "MountSettings":
         from fanstore.core.reader import Verify
         from fanstore.fuse.session import EngineChoice, MountSettings
@@ -129,9 +141,31 @@ class _Request:
             verify=Verify(self.args.verify),
             allow_other=self.args.allow_other,
             engine=EngineChoice(self.args.engine),
+            writing=self._writing(),
             command=self.command,
             log_file=self.log_file,
         )
+
+
+def _recover(args: argparse.Namespace) -> int:
+    """Save what dead jobs left on this node, and end."""
+    from fanstore.core.joblock import JobDirectory
+    from fanstore.core.recovery import salvage
+
+    logging.basicConfig(format=f"{PROG}: %(message)s", level=logging.INFO)
+    base = Path(tempfile.gettempdir() if args.local is None else _fill_in(args.local))
+    kept: list[Path] = []
+
+    def save(path: Path) -> bool:
+        saved = salvage(path)
+        if not saved:
+            kept.append(path)
+        return saved
+
+    done = JobDirectory.sweep(base, save)
+    if not done and not kept:
+        print(f"no dead job has left anything in {base}")
+    return 1 if kept else 0
 
 
 def _serve(request: _Request, pipe: int) -> int:
@@ -213,8 +247,8 @@ def _announcement(request: _Request, terminal: logging.Handler) -> "Callable[[Mo
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
     parser.usage = "%(prog)s PREPARED MOUNTPOINT [options] [-- COMMAND ...]"
-    parser.add_argument("prepared", metavar="PREPARED", help="prepared dataset, made with fanstore-prep")
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT", help="where; {rank} and {host} are filled in")
+    parser.add_argument("prepared", metavar="PREPARED", nargs="?", help="prepared dataset, made with fanstore-prep")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?", help="where; {rank} and {host} are filled in")
     parser.add_argument(
         "--local",
         metavar="DIR",
@@ -289,8 +323,29 @@ def _parser() -> argparse.ArgumentParser:
         help="what answers the kernel: native, C threads with Python behind them; python, Python alone, which is many "
         "times slower; auto, native unless it cannot run here (default: %(default)s)",
     )
-    later = parser.add_argument_group("in a later version")
-    later.add_argument("--output", metavar="DIR", help="not available")
+    writing = parser.add_argument_group("outputs: what programs write under MOUNTPOINT, next to the dataset")
+    where_to = writing.add_mutually_exclusive_group()
+    where_to.add_argument(
+        "--output",
+        metavar="DIR",
+        help="copy every file that was closed or synced to this directory on the shared file system, in the background "
+        "and before the end; what an earlier job left there appears under MOUNTPOINT again",
+    )
+    where_to.add_argument(
+        "--scratch", action="store_true", help="programs may write, and what they have written ends with the job"
+    )
+    writing.add_argument(
+        "--fsync",
+        choices=("output", "local"),
+        default="output",
+        help="what fsync waits for: that the file is safe in --output, or on the node's disk (default: %(default)s)",
+    )
+    writing.add_argument(
+        "--recover",
+        action="store_true",
+        help="save what killed jobs left in --local (default: the directory for temporary files) to where it was to "
+        "go, and end; every start does so too. Needs neither PREPARED nor MOUNTPOINT",
+    )
     return parser
 
 
@@ -318,12 +373,9 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:position]), command
 
 
-def _refuse_unavailable(args: argparse.Namespace) -> None:
-    if args.output is not None:
-        raise UsageError("--output is not available in this version: the mount is read-only")
-
-
 def _refuse_senseless(args: argparse.Namespace) -> None:
+    if args.fsync == "local" and args.output is None:
+        raise UsageError("--fsync is about --output, which is not given")
     if args.replicas < 1:
         raise UsageError("--replicas must be at least 1")
     if launched_size() > 1 and args.launch is not None:

@@ -18,6 +18,8 @@ from typing import Any
 
 import trio
 
+from fanstore.core.council import OUTPUT_QUESTION
+from fanstore.core.outputs import Outputs
 from fanstore.core.store import PartitionStore
 from fanstore.errors import FanstoreError, MountError
 from fanstore.format.prepared import PreparedDataset, read_parts
@@ -68,6 +70,7 @@ class Job:
     Attributes:
         rank, size: number of this daemon, and how many there are.
         nodes: all daemons, by rank.
+        outputs: what can be written on this node; None if nothing can.
         ending: set when some daemon wants the whole job to end (a signal or an unmount, in a job without a command).
     """
 
@@ -81,6 +84,7 @@ class Job:
         self._store: PartitionStore | None = None
         self._describe: Callable[[], Mapping[str, object]] = dict
         self._changed = trio.Event()
+        self.outputs: Outputs | None = None
 
     # --- start ---
 
@@ -137,6 +141,12 @@ class Job:
         await self.peers.broadcast(b"".join((head, index)))
         return prepared
 
+    async def share(self, value: bytes | None) -> bytes:
+        """Rank 0's bytes on every rank. Collective; only before ``serve``."""
+        if self.peers is None:
+            return value or b""
+        return bytes(await self.peers.broadcast(value))
+
     def serve(self, store: PartitionStore, describe: Callable[[], Mapping[str, object]]) -> None:
         """From now on answer the peers; ``describe`` says how this node is, for nodes.json."""
         self._store = store
@@ -151,7 +161,9 @@ class Job:
         store = self._store
         return store.mapped(partition) if store is not None else None
 
-    def answer(self, peer: int, question: bytes) -> bytes:
+    async def answer(self, peer: int, question: bytes) -> bytes:
+        if question[:1] == OUTPUT_QUESTION and self.outputs is not None:
+            return await self.outputs.answer(peer, question)
         if question != ASK_NODE:
             return b""
         text = json.dumps(self._describe()).encode()
@@ -186,6 +198,8 @@ class Job:
                 peer,
                 node.host,
             )
+        if self.outputs is not None:
+            self.outputs.lost(peer)
         self._notify()
 
     def _notify(self) -> None:

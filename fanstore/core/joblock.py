@@ -20,6 +20,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -91,11 +92,14 @@ class JobDirectory:
         self._lock_fd = lock_fd
         return True
 
-    def remove(self) -> None:
-        """Remove the directory with everything in it. What cannot be removed is a WARNING, not an error."""
+    def remove(self, keeping: Collection[str] = ()) -> None:
+        """Remove the directory with everything in it. What cannot be removed is a WARNING, not an error.
+
+        With something to keep, that and the directory stay, and are found by the next sweep.
+        """
         if self._fd < 0:
             return
-        _remove_locked(self.path, self._fd)
+        _remove_locked(self.path, self._fd, keeping)
         os.close(self._lock_fd)
         os.close(self._fd)
         self._fd = self._lock_fd = -1
@@ -104,8 +108,11 @@ class JobDirectory:
                 self.path.parent.rmdir()
 
     @staticmethod
-    def sweep(base: Path) -> list[Path]:
-        """Remove the directories that dead jobs of this user left in BASE; returns those that are gone."""
+    def sweep(base: Path, salvage: Callable[[Path], bool] = lambda path: True) -> list[Path]:
+        """Remove the directories that dead jobs of this user left in BASE; returns those that are gone.
+
+        ``salvage`` is called for each before, and says whether it may go.
+        """
         removed = []
         try:
             names = sorted(name for name in os.listdir(base) if name.startswith(_prefix()))
@@ -116,7 +123,7 @@ class JobDirectory:
         for name in names:
             path = base / name
             try:
-                if _sweep_one(path):
+                if _sweep_one(path, salvage):
                     removed.append(path)
             except OSError as error:
                 log.warning("cannot clean up %s: %s", path, error.strerror or error)
@@ -160,7 +167,7 @@ def _leads_to(directory_fd: int, lock_fd: int) -> bool:
     return os.path.samestat(named, os.fstat(lock_fd))
 
 
-def _sweep_one(path: Path) -> bool:
+def _sweep_one(path: Path, salvage: Callable[[Path], bool]) -> bool:
     """Remove one directory if its job is dead."""
     try:
         fd = os.open(path, _DIRECTORY_FLAGS)  # a symbolic link fails here with ENOTDIR or ELOOP
@@ -176,18 +183,19 @@ def _sweep_one(path: Path) -> bool:
         except FileNotFoundError:
             return False  # removed by its owner at this moment
         try:
-            return _lock_nowait(lock_fd) and _leads_to(fd, lock_fd) and _remove_locked(path, fd)
+            dead = _lock_nowait(lock_fd) and _leads_to(fd, lock_fd)
+            return dead and salvage(path) and _remove_locked(path, fd)
         finally:
             os.close(lock_fd)
     finally:
         os.close(fd)
 
 
-def _remove_locked(path: Path, fd: int) -> bool:
+def _remove_locked(path: Path, fd: int, keeping: Collection[str] = ()) -> bool:
     """Remove a directory whose lock we hold: content first, then the lock file, then itself. False if not all went."""
-    complete = True
+    complete = not keeping
     for name in os.listdir(fd):
-        if name == LOCK_NAME:
+        if name == LOCK_NAME or name in keeping:
             continue
         try:
             if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):

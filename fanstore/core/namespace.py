@@ -162,6 +162,25 @@ class Namespace:
             return ROOT_INODE if inode == self._control.inode else self._control.inode
         return Inode(self._parent[self.entry(inode)] + 1)
 
+    def child(self, parent: int, name: bytes) -> Inode | None:
+        """The inode with this name in a directory of the dataset; None if the name is free there."""
+        try:
+            return self.lookup(Inode(parent), name)
+        except NamespaceError:
+            return None
+
+    def is_directory(self, inode: int) -> bool:
+        """Is this a directory of the dataset?"""
+        return 1 <= inode <= self._entry_count and stat.S_ISDIR(self._mode[inode - 1])
+
+    def path(self, inode: int) -> bytes:
+        """Where a directory of the dataset is, relative to the root, which is the empty path."""
+        parts = []
+        while inode != ROOT_INODE:
+            parts.append(self._index.name(Entry(inode - 1)))
+            inode = self.parent(Inode(inode))
+        return b"/".join(reversed(parts))
+
     def children(self, inode: Inode, cookie: int = 0) -> Iterator[Child]:
         """The listing of a directory, from its start or from the cookie of an earlier child.
 

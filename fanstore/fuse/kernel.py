@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -34,19 +35,32 @@ MAX_BACKGROUND = 128
 WAKE_INTERVAL_S = 0.1
 
 
-def mount_kernel(operations: FanstoreOperations, point: Path, source: str, allow_other: bool) -> Mount:
+@dataclass(frozen=True)
+class MountOptions:
+    """What the mount table says.
+
+    Attributes:
+        source: what is mounted. allow_other: whether other users see it. writable: whether it can be written to.
+    """
+
+    source: str
+    allow_other: bool
+    writable: bool
+
+
+def mount_kernel(operations: FanstoreOperations, point: Path, wanted: MountOptions) -> Mount:
     """Mount; the kernel's requests wait until pyfuse3.main runs. MountError says why it was not possible."""
     options = {
-        f"fsname={_escape(source)}",
+        f"fsname={_escape(wanted.source)}",
         f"subtype={SUBTYPE}",
-        "ro",
+        "rw" if wanted.writable else "ro",
         "nosuid",
         "nodev",
         "default_permissions",  # the kernel checks modes itself, without asking us
         # No max_read: libfuse wants it confirmed in its init callback, which pyfuse3 does not offer. Without it, the
         # limit is the size of libfuse's buffer, 1 MiB, and that is what we want.
     }
-    if allow_other:
+    if wanted.allow_other:
         options.add("allow_other")
     with _standard_error() as said:
         try:
@@ -60,11 +74,9 @@ def mount_kernel(operations: FanstoreOperations, point: Path, source: str, allow
     return mount
 
 
-def mount_native(
-    operations: FanstoreOperations, engine: NativeEngine, point: Path, source: str, allow_other: bool
-) -> Mount:
+def mount_native(operations: FanstoreOperations, engine: NativeEngine, point: Path, wanted: MountOptions) -> Mount:
     """Mount with the engine between the kernel and pyfuse3, and start it. MountError; OSError if it is the engine's."""
-    device = mount_device(point, source, allow_other)
+    device = mount_device(point, wanted.source, wanted.allow_other, wanted.writable)
     try:
         mount = find_mount(point)
         if mount is None:

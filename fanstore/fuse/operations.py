@@ -29,6 +29,7 @@ from fanstore.core.namespace import (
     NotFoundError,
     NotSymlinkError,
 )
+from fanstore.core.outputtree import RefusedError
 from fanstore.core.reader import Reader
 from fanstore.core.statistics import Statistics
 from fanstore.errors import CorruptDataError
@@ -58,7 +59,7 @@ _ORDINARY_ANSWERS = (0, errno.ENOENT, errno.ENODATA)
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[object]])
 
 
-def _handler(function: _Handler) -> _Handler:
+def handler(function: _Handler) -> _Handler:
     """Count and time a handler, and let nothing but FUSEError out of it."""
     name = function.__name__
 
@@ -81,6 +82,10 @@ def _handler(function: _Handler) -> _Handler:
 
 
 def _error_number(operation: str, error: Exception) -> int:
+    if isinstance(error, RefusedError):
+        return error.number
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno  # of the local disk, to which an output was to be written
     number = _ERROR_NUMBERS.get(type(error))
     if number is None:
         log.error("unexpected error in %s, answered with EIO; please report it", operation, exc_info=error)
@@ -89,7 +94,7 @@ def _error_number(operation: str, error: Exception) -> int:
 
 
 class FanstoreOperations(pyfuse3.Operations):
-    """The request handlers of one mount.
+    """The request handlers for the dataset and the control files; what only reads.
 
     Look-up counts of the dataset are not kept: an inode number means the same as long as the mount lives.
 
@@ -142,8 +147,12 @@ class FanstoreOperations(pyfuse3.Operations):
             inode = await self._snapshots.take(inode)
         return self._entry(inode)
 
-    @_handler
+    @handler
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        return await self.look_in_dataset(parent_inode, name)
+
+    async def look_in_dataset(self, parent_inode: int, name: bytes) -> EntryAttributes:
+        """What the dataset and the control directory have under a name."""
         try:
             return await self._known(self._namespace.lookup(Inode(parent_inode), name))
         except NotFoundError:
@@ -155,7 +164,7 @@ class FanstoreOperations(pyfuse3.Operations):
             nothing.entry_timeout = CACHE_S
             return nothing
 
-    @_handler
+    @handler
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
         return self._entry(Inode(inode))
 
@@ -163,19 +172,19 @@ class FanstoreOperations(pyfuse3.Operations):
         for inode, lookups in inode_list:
             self._snapshots.forget(inode, lookups)
 
-    @_handler
+    @handler
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
         return self._namespace.readlink(self._named(inode))
 
-    @_handler
+    @handler
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
         return self._namespace.get_xattr(self._named(inode), name)
 
-    @_handler
+    @handler
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
         return self._namespace.list_xattrs(self._named(inode))
 
-    @_handler
+    @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         totals = self._namespace.statfs()
         data = StatvfsData()
@@ -188,33 +197,46 @@ class FanstoreOperations(pyfuse3.Operations):
 
     # --- directories ---
 
-    @_handler
+    @handler
     async def opendir(self, inode: int, ctx: RequestContext) -> int:
         return inode  # a listing can be taken up anywhere by its cookie alone, so the handle need not remember anything
 
-    @_handler
+    @handler
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+        await self.list_dataset(fh, start_id, token)
+
+    async def list_dataset(self, fh: int, start_id: int, token: ReaddirToken) -> bool:
+        """A directory of the dataset, or the control directory; False if the kernel's buffer is full."""
         for child in self._namespace.children(Inode(fh), start_id):
             entry = await self._known(child.inode)
             if not pyfuse3.readdir_reply(token, child.name, entry, child.cookie):
                 self._snapshots.forget(entry.st_ino, 1)
-                break
+                return False
+        return True
 
     async def releasedir(self, fh: int) -> None:
         """Nothing to do: the handle is the inode number."""
 
     # --- files ---
 
-    @_handler
+    @handler
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        return await self.open_dataset(inode, flags)
+
+    async def open_dataset(self, inode: int, flags: int) -> FileInfo:
+        """A file that cannot be written to."""
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
         if self._snapshots.get(inode) is None:
             self._reader.open(self._namespace.entry(Inode(inode)))
         return FileInfo(fh=inode, keep_cache=True)
 
-    @_handler
+    @handler
     async def read(self, fh: int, off: int, size: int) -> bytes:
+        return await self.read_dataset(fh, off, size)
+
+    async def read_dataset(self, fh: int, off: int, size: int) -> bytes:
+        """Bytes of a file of the dataset or of a control file."""
         snapshot = self._snapshots.get(fh)
         if snapshot is not None:
             snapshot.read = True
@@ -223,18 +245,24 @@ class FanstoreOperations(pyfuse3.Operations):
         # its checksum.
         return await self._reader.read(self._namespace.entry(Inode(fh)), off, size)  # type: ignore[return-value]
 
-    @_handler
+    @handler
     async def release(self, fh: int) -> None:
+        self.release_dataset(fh)
+
+    def release_dataset(self, fh: int) -> None:
+        """A file that cannot be written to is closed."""
         if self._snapshots.get(fh) is None:
             self._reader.close(self._namespace.entry(Inode(fh)))
+
+
+class ReadOnlyOperations(FanstoreOperations):
+    """The request handlers of a mount that cannot be written to. It is mounted so, but root could remount it."""
 
     async def flush(self, fh: int) -> None:
         """Nothing is ever written: say so once, and the kernel spares us one message for each close."""
         raise FUSEError(errno.ENOSYS)
 
-    # --- everything that would change something; the mount is read-only, but root could remount it ---
-
-    @_handler
+    @handler
     async def refused(self, *arguments: Any, **options: Any) -> Never:
         """The answer to each attempt to write."""
         raise FUSEError(errno.EROFS)

@@ -11,8 +11,6 @@ import functools
 import logging
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,19 +27,23 @@ from fanstore.core.joblock import JobDirectory
 from fanstore.core.node import CONFIG_FILE, Node, NodeSettings
 from fanstore.core.placement import Placement, place
 from fanstore.core.reader import Verify
+from fanstore.core.recovery import salvage
 from fanstore.core.statistics import Statistics
 from fanstore.errors import FanstoreError, MountError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.command import CommandError, check_command, run_command
-from fanstore.fuse.kernel import mount_kernel, mount_native, raise_kernel_limits, woken_regularly
+from fanstore.fuse.firstread import read_first
+from fanstore.fuse.kernel import MountOptions, mount_kernel, mount_native, raise_kernel_limits, woken_regularly
 from fanstore.fuse.mountpoint import MountPoint, check_fuse, unmount_or_detach
 from fanstore.fuse.mounttable import Mount
 from fanstore.fuse.native import NativeEngine
-from fanstore.fuse.operations import FanstoreOperations
+from fanstore.fuse.operations import FanstoreOperations, ReadOnlyOperations
+from fanstore.fuse.outputoperations import KernelNames, OutputOperations
 from fanstore.fuse.processes import start_ticks
 from fanstore.fuse.sharedmemory import SharedMemory
 from fanstore.fuse.signals import Signals, ending_signals, log_one, stopped_by
 from fanstore.fuse.startwatch import StartWatch
+from fanstore.fuse.writing import OutputLife, Writing
 from fanstore.transport.ranks import launched_size
 from fanstore.units import format_bytes
 
@@ -66,15 +68,6 @@ DETACH_LIMIT_S = 1.0
 #: task and ends one.
 IDLE_TASKS = 8
 MAX_TASKS = 128
-
-#: What the first reader of a mount runs; its exit code is the error number.
-_FIRST_READ = """
-import sys
-try:
-    open(sys.argv[1], "rb").read()
-except OSError as error:
-    sys.exit(error.errno)
-"""
 
 #: With the native engine, which has a cache of its own: what Python keeps of chunks from other nodes, so that reads of
 #: one file that arrive together fetch it once.
@@ -104,6 +97,7 @@ class MountSettings:
     verify: Verify
     allow_other: bool
     engine: EngineChoice
+    writing: Writing | None  #: outputs; None if nothing can be written
     command: tuple[str, ...]  #: run while mounted; empty waits for a signal or an unmount
     log_file: Path | None  #: for config.json: where the log is
 
@@ -168,6 +162,7 @@ class _Session:
         self._statistics = Statistics()
         self._survives = True
         self._engine: NativeEngine | None = None
+        self._life = None if settings.writing is None else OutputLife(settings.writing)
 
     async def main(self) -> int:
         with trio.open_signal_receiver(*ending_signals()) as received, self._cleanup:
@@ -176,6 +171,8 @@ class _Session:
                 job = await self._join()
                 claim = await self._claim(job)
                 prepared = await self._open(job)
+                if self._life is not None:
+                    await self._life.open(job)
                 point, placement = await self._place(job, prepared, claim)
                 node = self._build(prepared, point, job, placement)
                 if self._settings.stage_first:
@@ -253,15 +250,20 @@ class _Session:
             raise MountError(f"--local {settings.local} lies inside the mount point, which will hide it")
         point.claim()
         self._cleanup.callback(point.remove)
-        if settings.local is None:
+        base = settings.local if settings.writing is None else settings.local or settings.writing.base
+        if base is not None:
+            JobDirectory.sweep(base, salvage)
+            self._directory = JobDirectory(base)
+            self._cleanup.callback(self._remove_directory, self._directory)
+        if settings.local is None or self._directory is None:
             return _Claim(point, None, None)
-        JobDirectory.sweep(settings.local)
-        self._directory = JobDirectory(settings.local)
-        self._cleanup.callback(self._directory.remove)
         try:
             return _Claim(point, survey(self._directory.path, settings.capacity_bytes), None)
         except OSError as error:
             raise MountError(f"cannot use {settings.local}: {error.strerror}") from error
+
+    def _remove_directory(self, directory: JobDirectory) -> None:
+        directory.remove(keeping=() if self._life is None else self._life.close())
 
     async def _agree(self, job: Job, step: str, problem: str | None, facts: dict[str, Any]) -> list[dict[str, Any]]:
         with trio.move_on_after(self._watch.limit_s) as scope:
@@ -272,18 +274,20 @@ class _Session:
     def _build(self, prepared: PreparedDataset, point: MountPoint, job: Job, placement: Placement) -> Node:
         settings = replace(self._settings, prepared=prepared.path, mountpoint=point.path)
         config = _describe(settings, prepared, job)
-        native = settings.engine is not EngineChoice.PYTHON
+        native = settings.engine is not EngineChoice.PYTHON and self._life is None
         cache_bytes = min(settings.cache_bytes // 4, PYTHON_CACHE_BYTES) if native else settings.cache_bytes
         node = Node(
             prepared,
             job,
             placement,
-            self._directory.path if self._directory is not None else None,
+            self._directory.path if self._directory is not None and settings.local is not None else None,
             NodeSettings(cache_bytes, settings.verify, settings.peer_timeout_s),
             self._statistics,
             lambda: config | {"engine": "python" if self._engine is None else "native"},
         )
         self._cleanup.callback(node.close)
+        if self._life is not None and self._directory is not None:
+            self._life.build(node, job, self._directory, self._statistics)
         if native:
             self._make_engine(prepared, node, settings.cache_bytes - cache_bytes)
         node.serve()
@@ -319,15 +323,21 @@ class _Session:
 
     def _mount(self, node: Node, point: Path) -> Mount:
         """Mount with the engine that was asked for, or that can run. Raises MountError."""
-        operations = FanstoreOperations(node.namespace, node.reader, node.control, self._statistics)
         source, allow_other = str(self._settings.prepared), self._settings.allow_other
+        parts = (node.namespace, node.reader, node.control, self._statistics)
+        outputs = None if self._life is None else self._life.outputs
+        operations: FanstoreOperations = ReadOnlyOperations(*parts)
+        if outputs is not None:
+            operations = OutputOperations(*parts, outputs)
+            outputs.use_kernel(KernelNames(None))
+        options = MountOptions(source, allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
-                return mount_native(operations, self._engine, point, source, allow_other)
+                return mount_native(operations, self._engine, point, options)
             except OSError as error:
                 self._stop_engine()
                 self._without_engine(error)
-        return mount_kernel(operations, point, source, allow_other)
+        return mount_kernel(operations, point, options)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:
         self._watch.begin()
@@ -345,6 +355,8 @@ class _Session:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._loop, ended)
+                if self._life is not None and self._life.outputs is not None:
+                    nursery.start_soon(self._life.outputs.run)
                 try:
                     async with stopped_by(signals):
                         await self._come_up(mount, job)
@@ -359,6 +371,8 @@ class _Session:
                     await self._unmount(mount, ended, functools.partial(self._leave, 1))
                     raise
                 await self._unmount(mount, ended, functools.partial(self._leave, code))
+                code = await self._save(job, signals, code)
+                nursery.cancel_scope.cancel()
         finally:
             pyfuse3.close(unmount=False)
             self._stop_engine()
@@ -369,7 +383,10 @@ class _Session:
         """Until our mount answers, and those of all other nodes do."""
         problem = None
         try:
-            await self._first_answer(mount)
+            path = mount.point / os.fsdecode(CONTROL_NAME) / CONFIG_FILE
+            with trio.move_on_after(self._watch.limit_s) as scope:
+                await read_first(mount.point, path)
+            self._watch.give_up(scope, f"the first answer of the mount at {mount.point}")
         except MountError as error:
             if job.size == 1:
                 raise
@@ -392,28 +409,6 @@ class _Session:
             ended.error = group
         finally:
             ended.event.set()
-
-    async def _first_answer(self, mount: Mount) -> None:
-        """Ask our own mount for something, as everybody else will: from another process, through the kernel.
-
-        Never from this one: killed in the middle of it, it would wait for an answer of its own, and as it cannot end,
-        the kernel would not end the mount either, which hangs then instead of giving ENOTCONN.
-        """
-        path = mount.point / os.fsdecode(CONTROL_NAME) / CONFIG_FILE
-        argv = [sys.executable, "-I", "-S", "-c", _FIRST_READ, str(path)]
-        nowhere = subprocess.DEVNULL  # pipes would need descriptors, of which there may be few
-        with trio.move_on_after(self._watch.limit_s) as scope:
-            try:
-                # In a session of its own: a Ctrl-C is for us.
-                done = await trio.run_process(
-                    argv, check=False, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
-                )
-            except OSError as error:
-                raise MountError(f"the mount at {mount.point} cannot be tried out: {error.strerror}") from error
-            if done.returncode != 0:
-                reason = os.strerror(done.returncode) if done.returncode > 0 else f"signal {-done.returncode}"
-                raise MountError(f"the mount at {mount.point} does not answer: {reason}")
-        self._watch.give_up(scope, f"the first answer of the mount at {mount.point}")
 
     async def _use(self, mount: Mount, node: Node, job: Job, ended: _Ended, signals: Signals) -> int:
         """Stage, if that is not done; wait for the end: of the command, or else a signal, an unmount or the job's."""
@@ -447,6 +442,7 @@ class _Session:
             raise
         if ended.event.is_set() and ended.error is None:
             log.warning("%s was unmounted while the command was running", mount.point)
+        await self._drain(job, signals)
         if signals.seen:
             return await self._end_together(job, code, signals)
         # The others may still need what is on this node's disk; a signal ends the waiting.
@@ -463,6 +459,7 @@ class _Session:
             nursery.start_soon(_cancel_after, ended.event, nursery.cancel_scope)
             nursery.start_soon(_cancel_after, job.ending, nursery.cancel_scope)
         job.end_all()
+        await self._drain(job, signals)
         await self._end_together(job, 0, signals)
         return 0
 
@@ -496,6 +493,22 @@ class _Session:
                 missing[0].host,
             )
         return code
+
+    async def _drain(self, job: Job, signals: Signals) -> None:
+        """Outputs go to where they are to stay; a signal ends the waiting, and leaves them on the local disk."""
+        if self._life is None:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log_one, signals, nursery.cancel_scope)
+            await self._life.drain(job)
+            nursery.cancel_scope.cancel()
+
+    async def _save(self, job: Job, signals: Signals, code: int) -> int:
+        """Nothing can be written any more: save what is left, and say what could not be."""
+        if self._life is None:
+            return code
+        await self._drain(job, signals)
+        return code if self._life.end(job) else code or 1
 
     async def _unmount(self, mount: Mount, ended: _Ended, leave: Callable[[], Never]) -> None:
         """Take the mount away and let the requests under way end; ``leave`` if they do not."""
@@ -546,6 +559,7 @@ def _describe(settings: MountSettings, prepared: PreparedDataset, job: Job) -> d
         "cache_bytes": settings.cache_bytes,
         "verify": str(settings.verify),
         "allow_other": settings.allow_other,
+        "output": None if settings.writing is None else str(settings.writing.output or "scratch"),
         "log": None if settings.log_file is None else str(settings.log_file),
         "host": socket.gethostname(),
         "pid": os.getpid(),

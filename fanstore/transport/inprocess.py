@@ -12,6 +12,7 @@ nothing in between; afterwards it answers late, as by SIGSTOP/SIGCONT), ``delay`
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ import trio
 from fanstore.errors import FanstoreError
 from fanstore.transport.peers import MESSAGE_BYTES, Host, PeerLostError, PeerRefusedError, PeerTimeoutError
 from fanstore.transport.window import Window
+
+log = logging.getLogger(__name__)
 
 
 class _Flight:
@@ -152,7 +155,9 @@ class InProcessPeers:
 
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
         other = self._network.peers(peer)
-        answer = await self._request(peer, lambda: other.give(self.rank, partition, offset, length), timeout_s)
+        answer = await self._request(
+            peer, lambda land: land(other.give(self.rank, partition, offset, length)), timeout_s
+        )
         if len(answer) != length:
             raise PeerRefusedError(f"rank {peer} does not have these bytes of partition {partition}")
         self._counters["fetches"] += 1
@@ -162,7 +167,7 @@ class InProcessPeers:
     async def ask(self, peer: int, question: bytes, timeout_s: float) -> bytes:
         assert len(question) <= MESSAGE_BYTES
         other = self._network.peers(peer)
-        answer = await self._request(peer, lambda: other.reply(self.rank, question), timeout_s)
+        answer = await self._request(peer, lambda land: other.reply(self.rank, question, land), timeout_s)
         if not answer:
             raise PeerRefusedError(f"rank {peer} does not answer that question")
         return bytes(answer)
@@ -195,12 +200,15 @@ class InProcessPeers:
 
     # --- asking ---
 
-    async def _request(self, peer: int, question: Callable[[], bytearray], timeout_s: float) -> bytearray:
+    async def _request(
+        self, peer: int, question: Callable[[Callable[[bytearray], None]], None], timeout_s: float
+    ) -> bytearray:
+        """``question`` is given what to call with the answer."""
         other = self._network.peers(peer)
         flight = _Flight()
 
         def handle() -> None:  # by the peer's task
-            self.land(peer, flight, question())
+            question(lambda answer: self.land(peer, flight, answer))
 
         window = self._window[peer]
         with trio.move_on_after(timeout_s):
@@ -296,11 +304,20 @@ class InProcessPeers:
             copy[length // 2] ^= 0xFF
         return copy
 
-    def reply(self, asker: int, question: bytes) -> bytearray:
-        """The host's answer to a question."""
-        assert self._host is not None
+    def reply(self, asker: int, question: bytes, land: Callable[[bytearray], None]) -> None:
+        """The host's answer to a question, when it has one."""
         self._silent.discard(asker)
-        return bytearray(self._host.answer(asker, question)[:MESSAGE_BYTES])
+        trio.lowlevel.spawn_system_task(self._reply_in_time, asker, question, land)
+
+    async def _reply_in_time(self, asker: int, question: bytes, land: Callable[[bytearray], None]) -> None:
+        assert self._host is not None
+        answer = bytearray()
+        try:
+            answer = bytearray((await self._host.answer(asker, question))[:MESSAGE_BYTES])
+        except Exception:
+            log.exception("a question of rank %d could not be answered", asker)
+        if not self._ended:
+            land(answer)
 
     def hear(self, teller: int, word: bytes) -> None:
         """Another rank has told something to all."""

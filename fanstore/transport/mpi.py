@@ -454,10 +454,15 @@ class MpiPeers:
 
     def _answer(self, peer: Peer, tag: int, question: bytes) -> None:
         """On the trio thread: answers are made from state that belongs to it."""
+        trio.lowlevel.spawn_system_task(self._answer_in_time, peer, tag, question)
+
+    async def _answer_in_time(self, peer: Peer, tag: int, question: bytes) -> None:
         assert self._host is not None
         answer = b""
         try:
-            answer = self._host.answer(peer.rank, question)[:MESSAGE_BYTES]
+            answer = (await self._host.answer(peer.rank, question))[:MESSAGE_BYTES]
+        except Exception:
+            log.exception("a question of rank %d could not be answered", peer.rank)
         finally:  # a question that cannot be answered is refused
             self._submit(lambda: self._exchange.reply(peer.rank, tag, answer))
 

@@ -42,8 +42,8 @@ class Host(Protocol):
         What it once was for a partition it remains: the transport may keep it and not ask again.
         """
 
-    def answer(self, peer: int, question: bytes) -> bytes:
-        """The answer to a peer's question; empty to refuse."""
+    async def answer(self, peer: int, question: bytes) -> bytes:
+        """The answer to a peer's question; empty to refuse. On the trio thread; it may take its time."""
 
     def heard(self, peer: int, word: bytes) -> None:
         """A peer has told something to all."""

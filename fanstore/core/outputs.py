@@ -1,0 +1,572 @@
+"""Outputs: what programs write under the mount, on this node and on all others.
+
+Owns what happens when a program creates, writes, closes, syncs, renames, removes or reads an output; the parts do the
+rest: names and their meaning (outputtree.py), the order of changes (council.py), contents on this node (objects.py),
+the way to ``--output`` (saver.py), what a later start must know (journal.py). Knows nothing of FUSE. Trio thread only.
+
+Where is what: a content lies on the node that wrote it last. Its size and time are made known to all nodes when it is
+closed or synced (``closed``, ``synced``), and who closes it waits for that; other nodes read it from there, or from
+``--output`` once it stands there and its node is gone. A node that writes to a content that another one has fetches it
+first. Who closes last wins.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgpack
+import trio
+
+from fanstore.core.council import OUTPUT_QUESTION, Council
+from fanstore.core.journal import Journal
+from fanstore.core.namespace import Attributes, Child, Namespace
+from fanstore.core.objects import Objects
+from fanstore.core.outputtree import (
+    END_OUTPUT,
+    FIRST_OUTPUT,
+    SHARED,
+    Effect,
+    Operation,
+    Output,
+    OutputTree,
+    Place,
+    RefusedError,
+    parents,
+)
+from fanstore.core.saver import Saver
+from fanstore.core.shelf import Found, Shelf
+from fanstore.ids import Inode
+from fanstore.transport.peers import PeerError, Peers
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a content in one answer of another node, which is a message (MESSAGE_BYTES of transport/peers.py).
+PIECE_BYTES = 56 << 10
+#: Pieces that are asked for at once.
+PIECES = 8
+#: Seconds for another node to give a piece, before ``--output`` is read instead.
+PIECE_LIMIT_S = 10.0
+#: Seconds that fsync waits for ``--output``; then it fails with what is wrong there.
+SYNC_LIMIT_S = 60.0
+
+_PIECE = b"="
+_USER = b"user."
+
+
+class Kernel(Protocol):
+    """What must be told that names have changed: the fuse layer."""
+
+    def appeared(self, place: Place, output: Output) -> None:
+        """A name has come."""
+
+    def vanished(self, place: Place) -> None:
+        """A name has gone."""
+
+    def dropped(self, inode: int) -> None:
+        """The content of an output is not here any more, or is another one."""
+
+    async def settle(self, directories: set[int]) -> None:
+        """Until the kernel of this node does not believe its old listings of these directories any more."""
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    """What the user asked for.
+
+    Attributes:
+        durable: fsync waits until the content stands in ``--output``; otherwise, until it is on the local disk.
+    """
+
+    durable: bool = True
+
+
+class Outputs:
+    """The outputs of a job, as this node has them.
+
+    Attributes:
+        tree: their names. objects: contents on this node.
+        saver: the way to ``--output``; None with ``--scratch``, where outputs end with the job.
+        _lookups: by inode, how often the kernel was told of an output and has not forgotten.
+        _nameless: outputs that were removed while the kernel knows them: somebody may have them open.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        peers: Peers | None,
+        objects: Objects,
+        journal: Journal,
+        shelf: Shelf | None,
+        settings: OutputSettings,
+    ) -> None:
+        self.tree = OutputTree(namespace)
+        self.objects = objects
+        self.directory_fd = objects.directory_fd
+        self._kernel: Kernel | None = None
+        self._namespace = namespace
+        self._peers = peers
+        self.rank = peers.rank if peers is not None else 0
+        self.alone = peers is None
+        self._journal = journal
+        self._shelf = shelf
+        self._settings = settings
+        self._council = Council(peers, self)
+        self.saver: Saver | None = None
+        if shelf is not None:
+            self.saver = Saver(self.tree, objects, shelf, self.rank, self.decides, self._council.decide)
+        self._lookups: dict[int, int] = {}
+        self._nameless: dict[int, Output] = {}
+        self._fetching: dict[int, trio.Lock] = {}
+        self._closing: set[int] = set()
+        self._noted: set[int] = set()
+        self._closes: list[int] = []
+        self._closed_event = trio.Event()
+        self._handlers: dict[str, Callable[..., Any]] = {**self._council.handlers(), "piece": self._give_piece}
+
+    # --- life ---
+
+    def adopt(self, found: list[Found]) -> None:
+        """What an earlier job left in ``--output`` appears under the mount. First of all, and on all nodes."""
+        clashes = 0
+        for item in found:
+            directory, _, name = item.path.rpartition(b"/")
+            parent = self._resolve(directory)
+            if parent is None:
+                clashes += 1
+                continue
+            taken = self._namespace.child(parent, name)
+            if taken is not None:
+                clashes += not (stat.S_ISDIR(item.mode) and self._namespace.is_directory(taken))
+                continue
+            self.apply(("found", parent, name, item.mode, item.mtime_ns, item.size, item.target))
+        if clashes and self.rank == 0:
+            log.warning(
+                "%d names in %s are hidden by the dataset's own", clashes, self._shelf.directory if self._shelf else "-"
+            )
+
+    def use_kernel(self, kernel: Kernel) -> None:
+        """Whom to tell of names from now on, and of all that there are already."""
+        self._kernel = kernel
+        for output in self.tree.outputs.values():
+            if output.place is not None:
+                kernel.appeared(output.place, output)
+
+    def _resolve(self, path: bytes) -> int | None:
+        """The directory with this path."""
+        inode = 1
+        for name in path.split(b"/") if path else ():
+            child = self._namespace.child(inode, name) if inode < FIRST_OUTPUT else None
+            if child is None:
+                output = self.tree.lookup(inode, name)
+                if output is None or not output.is_directory:
+                    return None
+                child = output.inode
+            elif not self._namespace.is_directory(child):
+                return None
+            inode = child
+        return inode
+
+    async def run(self) -> None:
+        """For as long as the outputs live: save them, and take note of what was closed."""
+        async with trio.open_nursery() as nursery:
+            if self.saver is not None:
+                nursery.start_soon(self.saver.run)
+            while True:
+                closes, self._closes = self._closes, []
+                for inode in dict.fromkeys(closes):
+                    try:
+                        await self._make_known(inode, urgent=False)
+                    except RefusedError as error:
+                        log.debug("a closed output is not known to others: %s", error)
+                if not self._closes:
+                    self._closed_event = trio.Event()
+                    await self._closed_event.wait()
+
+    def decides(self) -> bool:
+        """Is this the node that decides, and that changes names in ``--output``?"""
+        return self.alone or self._council.leads
+
+    def lost(self, peer: int) -> None:
+        """Another node has died."""
+        if self.saver is not None:
+            self.saver.wake()
+
+    def describe(self) -> dict[str, object]:
+        """The section ``outputs`` of stats.json."""
+        named = [output for output in self.tree.outputs.values() if output.place is not None]
+        files = [output for output in named if output.is_file]
+        result: dict[str, object] = {
+            "files": len(files),
+            "directories": sum(output.is_directory for output in named),
+            "bytes": sum(self._attributes_of(output).size for output in files),
+            "directory": None if self._shelf is None else str(self._shelf.directory),
+        }
+        if self.saver is not None:
+            pending_files, pending_bytes = self.saver.pending()
+            result |= {
+                "pending": pending_files,
+                "pending_bytes": pending_bytes,
+                "saved": self.saver.saved_files,
+                "saved_bytes": self.saver.saved_bytes,
+                "trouble": self.saver.trouble.reason or None,
+            }
+        return result
+
+    # --- Follower: operations, in the order that all nodes have ---
+
+    def apply(self, operation: Operation) -> Effect:
+        effect = self._note_and_apply(operation)
+        for place in effect.vanished:
+            if self._kernel is not None:
+                self._kernel.vanished(place)
+        for place in effect.appeared:
+            if self._kernel is not None:
+                output = self.tree.lookup(*place)
+                assert output is not None
+                self._kernel.appeared(place, output)
+        for output in effect.removed:
+            if self._lookups.get(output.inode):
+                self._nameless[output.inode] = output
+            else:
+                self._forget_content(output.inode)
+        if operation[0] == "commit" and operation[4] != self.rank:
+            self._supersede(operation[1])
+        if self.saver is not None:
+            self.saver.notice(effect)
+        return effect
+
+    def _note_and_apply(self, operation: Operation) -> Effect:
+        """In the journal before it happens: a full disk refuses an operation, and never loses one."""
+        start = self._journal.position
+        try:
+            for directory in parents(operation):
+                if (
+                    directory < FIRST_OUTPUT
+                    and directory not in self._noted
+                    and self._namespace.is_directory(directory)
+                ):
+                    self._journal.note("dir", (directory, self._namespace.path(directory)))
+                    self._noted.add(directory)
+            start = self._journal.position
+            self._journal.note("op", operation)
+            return self.tree.apply(operation)
+        except RefusedError:
+            self._journal.cut(start)
+            raise
+        except OSError as error:
+            self._journal.cut(start)
+            raise RefusedError(error.errno or errno.EIO) from error
+
+    async def settle(self, effect: Effect) -> None:
+        if self._kernel is not None and not self.alone:
+            directories = {place.parent for place in (*effect.appeared, *effect.vanished)}
+            await self._kernel.settle(directories)
+
+    def _supersede(self, inode: int) -> None:
+        """Another node has made a newer content known: ours is old, unless it was changed here as well."""
+        if not self.objects.is_changed(inode):
+            self._forget_content(inode)
+
+    def _forget_content(self, inode: int) -> None:
+        self.objects.remove(inode)
+        if self._kernel is not None:
+            self._kernel.dropped(inode)
+
+    # --- names ---
+
+    def is_output(self, inode: int) -> bool:
+        """Is this the number of an output?"""
+        return FIRST_OUTPUT <= inode < END_OUTPUT
+
+    def lookup(self, parent: int, name: bytes) -> Output | None:
+        """The output with this name."""
+        return self.tree.lookup(parent, name)
+
+    def get(self, inode: int) -> Output:
+        """An output that has a name, or that somebody may still have open."""
+        return self._nameless.get(inode) or self.tree.get(inode)
+
+    def looked_up(self, inode: int) -> None:
+        """The kernel was told of an output once more."""
+        self._lookups[inode] = self._lookups.get(inode, 0) + 1
+
+    def forget(self, inode: int, lookups: int) -> None:
+        """The kernel has forgotten so many of its look-ups."""
+        left = self._lookups.get(inode, 0) - lookups
+        if left > 0:
+            self._lookups[inode] = left
+            return
+        self._lookups.pop(inode, None)
+        if self._nameless.pop(inode, None) is not None:
+            self._forget_content(inode)
+
+    def attributes(self, inode: int) -> Attributes:
+        """What stat says of an output, or of a directory of the dataset that holds outputs."""
+        if inode < FIRST_OUTPUT:
+            own = self._namespace.attributes(Inode(inode))
+            return own._replace(
+                mtime_ns=max(own.mtime_ns, self.tree.changed_ns(inode)),
+                nlink=own.nlink + self.tree.subdirectories(inode),
+            )
+        return self._attributes_of(self.get(inode))
+
+    def _attributes_of(self, output: Output) -> Attributes:
+        size, mtime_ns, blocks = output.size, output.mtime_ns, (output.size + 511) >> 9
+        if output.is_file:
+            content = self.objects.find(output.inode)
+            if content is not None:
+                size, mtime_ns, blocks = content.size, content.mtime_ns, content.blocks
+        nlink = 2 + self.tree.subdirectories(output.inode) if output.is_directory else 1
+        if output.place is None:
+            nlink = 0
+        uid, gid = self._namespace.uid, self._namespace.gid
+        return Attributes(output.inode, output.mode, nlink, size, mtime_ns, blocks, uid, gid)
+
+    def children(self, directory: int, cookie: int) -> Iterator[Child]:
+        """The outputs in a directory, after a cookie, which is the inode number of the one before."""
+        for output in self.tree.children(directory):
+            if output.inode > cookie and output.place is not None:
+                yield Child(output.place.name, output.inode, output.inode)
+
+    def parent(self, directory: int) -> int:
+        """What ``..`` means in a directory that is an output."""
+        place = self.get(directory).place
+        return directory if place is None else place.parent
+
+    # --- changes of names and attributes ---
+
+    async def create(self, parent: int, name: bytes, mode: int, exclusive: bool) -> int:
+        """A new, empty file, or with ``exclusive`` off one that another node has just made. Raises RefusedError."""
+        wanted = ("create", parent, name, stat.S_IFREG | stat.S_IMODE(mode), time.time_ns(), self.rank, exclusive)
+        inode = await self._council.decide(wanted)
+        output = self.tree.outputs.get(inode)
+        if output is not None and output.version == 0 and output.holder == self.rank:
+            try:
+                self.objects.make(inode)
+            except FileExistsError:
+                return inode  # made by this node a moment ago
+            except OSError as error:
+                await self._council.decide(("remove", parent, name, False, time.time_ns()))
+                raise RefusedError(error.errno or errno.EIO) from error
+        return inode
+
+    async def make_directory(self, parent: int, name: bytes, mode: int) -> int:
+        wanted = ("create", parent, name, stat.S_IFDIR | stat.S_IMODE(mode), time.time_ns(), self.rank, True)
+        return await self._council.decide(wanted)
+
+    async def make_symlink(self, parent: int, name: bytes, target: bytes) -> int:
+        return await self._council.decide(("symlink", parent, name, target, time.time_ns()))
+
+    async def remove(self, parent: int, name: bytes, *, directory: bool) -> None:
+        await self._council.decide(("remove", parent, name, directory, time.time_ns()))
+
+    async def rename(self, parent: int, name: bytes, to: int, to_name: bytes, *, replace: bool) -> None:
+        await self._council.decide(("rename", parent, name, to, to_name, replace, time.time_ns()))
+
+    async def set_attributes(self, inode: int, mode: int | None, mtime_ns: int | None) -> None:
+        """chmod and utimensat."""
+        output = self.get(inode)
+        if mtime_ns is not None and output.is_file and self.objects.find(inode) is not None:
+            changed = self.objects.is_changed(inode)
+            self.objects.set_time(inode, mtime_ns)
+            content = self.objects.find(inode)
+            if not changed and content is not None:
+                self.objects.set_clean(inode, content.stamp)
+        if output.place is None:
+            output.mode = output.mode if mode is None else stat.S_IFMT(output.mode) | stat.S_IMODE(mode)
+            return
+        await self._council.decide(("setattr", inode, mode, mtime_ns))
+
+    async def resize(self, inode: int, size: int) -> None:
+        """truncate. Raises RefusedError, OSError."""
+        output = self.get(inode)
+        if output.is_directory:
+            raise RefusedError(errno.EISDIR)
+        if size == 0 and self.objects.find(inode) is None:
+            self.objects.make(inode)
+        else:
+            await self.make_local(inode)
+        self.objects.resize(inode, size)
+
+    def xattr(self, inode: int, name: bytes) -> bytes:
+        value = self.get(inode).xattrs.get(name)
+        if value is None:
+            raise RefusedError(errno.ENODATA)
+        return value
+
+    def xattrs(self, inode: int) -> tuple[bytes, ...]:
+        return tuple(self.get(inode).xattrs)
+
+    async def set_xattr(self, inode: int, name: bytes, value: bytes) -> None:
+        if not name.startswith(_USER):
+            raise RefusedError(errno.ENOTSUP)
+        if not self.get(inode).is_file and not self.get(inode).is_directory:
+            raise RefusedError(errno.EPERM)
+        await self._council.decide(("setxattr", inode, name, value))
+
+    async def remove_xattr(self, inode: int, name: bytes) -> None:
+        await self._council.decide(("removexattr", inode, name))
+
+    # --- content ---
+
+    async def read(self, inode: int, offset: int, length: int) -> bytes:
+        """Bytes of an output, short at its end. Raises RefusedError, OSError."""
+        try:
+            return self.objects.read(inode, offset, length)
+        except FileNotFoundError:
+            return await self._read_elsewhere(self.get(inode), offset, length)
+
+    async def write(self, inode: int, offset: int, data: bytes) -> int:
+        """Write into an output; how much of it. Raises RefusedError, OSError."""
+        try:
+            return self.objects.write(inode, offset, data)
+        except FileNotFoundError:
+            await self.make_local(inode)
+            return self.objects.write(inode, offset, data)
+
+    async def make_local(self, inode: int) -> None:
+        """Bring the content of an output to this node, where it is about to change. Raises OSError, RefusedError."""
+        if self.objects.find(inode) is not None:
+            return
+        lock = self._fetching.setdefault(inode, trio.Lock())
+        async with lock:
+            if self.objects.find(inode) is not None:
+                return
+            output = self.get(inode)
+            version, size, mtime_ns = output.version, output.size, output.mtime_ns
+            part = self.objects.part(inode)
+            try:
+                async with await trio.open_file(part, "wb", buffering=0) as file:
+                    for offset in range(0, size, PIECE_BYTES * PIECES):
+                        data = await self._read_elsewhere(output, offset, min(PIECE_BYTES * PIECES, size - offset))
+                        await file.write(data)
+                if output.version != version:
+                    raise RefusedError(errno.ESTALE)
+                self.objects.take_in(inode, part, mtime_ns)
+            finally:
+                part.unlink(missing_ok=True)
+                self._fetching.pop(inode, None)
+
+    async def _read_elsewhere(self, output: Output, offset: int, length: int) -> bytes:
+        """Content that another node has, or that stands in ``--output``."""
+        length = min(length, max(0, output.size - offset))
+        if length == 0:
+            return b""
+        holder, peers = output.holder, self._peers
+        if holder not in (SHARED, self.rank) and peers is not None and not peers.is_lost(holder):
+            try:
+                return await self._ask_pieces(peers, holder, output, offset, length)
+            except PeerError as error:
+                log.debug("rank %d does not give an output: %s", holder, error)
+        standing = output.standing
+        if self._shelf is None or standing is None or standing.version != output.version:
+            log.warning(
+                "the content of %s is on rank %d only, which does not give it",
+                os.fsdecode(self.tree.path(output.place)) if output.place else "a removed output",
+                holder,
+            )
+            raise RefusedError(errno.EIO)
+        path = self.tree.standing_path(standing.place)
+        return await trio.to_thread.run_sync(self._shelf.read, path, offset, length, abandon_on_cancel=True)
+
+    async def _ask_pieces(self, peers: Peers, holder: int, output: Output, offset: int, length: int) -> bytes:
+        pieces: dict[int, bytes] = {}
+        errors: list[PeerError] = []
+
+        async def ask(start: int) -> None:
+            wanted = min(PIECE_BYTES, offset + length - start)
+            question = OUTPUT_QUESTION + msgpack.packb(["piece", output.inode, start, wanted])
+            try:
+                pieces[start] = (await peers.ask(holder, question, PIECE_LIMIT_S))[1:]
+            except PeerError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for start in range(offset, offset + length, PIECE_BYTES):
+                nursery.start_soon(ask, start)
+        if errors:
+            raise errors[0]
+        return b"".join(pieces[start] for start in sorted(pieces))
+
+    # --- making known ---
+
+    def closed(self, inode: int) -> None:
+        """A program has closed an output; it is made known soon. For a job of one node, where nobody waits for it."""
+        self._closes.append(inode)
+        self._closed_event.set()
+
+    async def close(self, inode: int) -> None:
+        """The same, and until all nodes know it."""
+        await self._make_known(inode, urgent=False)
+
+    async def sync(self, inode: int) -> None:
+        """fsync: the content is safe when this returns. Raises RefusedError, OSError."""
+        if self.objects.find(inode) is None:
+            return  # nothing was written here
+        await trio.to_thread.run_sync(self.objects.sync, inode)
+        await self._make_known(inode, urgent=True)
+        output = self.tree.outputs.get(inode)
+        if self.saver is None or output is None or not self._settings.durable:
+            return
+        with trio.move_on_after(SYNC_LIMIT_S):
+            await self.saver.wait_saved(inode, output.version)
+            return
+        log.error("fsync failed: %s", self.saver.trouble.reason or f"not copied within {SYNC_LIMIT_S:g} s")
+        raise RefusedError(self.saver.trouble.number or errno.EIO)
+
+    async def sync_names(self) -> None:
+        """fsync of a directory: names that were given stand in ``--output`` when this returns."""
+        if self.saver is None or not self._settings.durable:
+            return
+        with trio.move_on_after(SYNC_LIMIT_S):
+            await self.saver.wait_names()
+            return
+        raise RefusedError(self.saver.trouble.number or errno.EIO)
+
+    async def _make_known(self, inode: int, urgent: bool) -> None:
+        output = self.tree.outputs.get(inode)
+        if output is None or output.place is None or not output.is_file or inode in self._closing:
+            return
+        content = self.objects.find(inode)
+        if content is None:
+            return
+        self._closing.add(inode)
+        try:
+            if output.version == 0 or self.objects.is_changed(inode):
+                if self.saver is not None:
+                    self.saver.expect(inode, content.stamp, urgent)
+                await self._council.decide(("commit", inode, content.size, content.mtime_ns, self.rank))
+                self.objects.set_clean(inode, content.stamp)
+            elif urgent and self.saver is not None:
+                self.saver.expect(inode, content.stamp, urgent)
+        finally:
+            self._closing.discard(inode)
+
+    async def close_all(self) -> None:
+        """The mount has ended: what is still open counts as closed."""
+        for inode in list(self.objects.all()):
+            try:
+                await self._make_known(inode, urgent=True)
+            except RefusedError as error:
+                log.debug("output %x: %s", inode, error)
+
+    # --- questions of other nodes ---
+
+    async def answer(self, peer: int, question: bytes) -> bytes:
+        """The answer to a question that begins with OUTPUT_QUESTION."""
+        word, *arguments = msgpack.unpackb(question[len(OUTPUT_QUESTION) :])
+        answer = await self._handlers[word](peer, *arguments)
+        return answer if isinstance(answer, bytes) else msgpack.packb(answer)
+
+    async def _give_piece(self, peer: int, inode: int, offset: int, length: int) -> bytes:
+        try:
+            return _PIECE + self.objects.read(inode, offset, min(length, PIECE_BYTES))
+        except FileNotFoundError:
+            return b""

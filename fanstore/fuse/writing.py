@@ -1,0 +1,223 @@
+"""The outputs in the life of a mount: made at the start, saved at the end, kept on the disk if that was not possible.
+
+Owns the order in which the parts of the core that outputs need are made (core/outputs.py) and what is said at the end.
+Used by session.py. Trio thread; what may block runs in worker threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import trio
+
+from fanstore.core.job import Job
+from fanstore.core.joblock import JobDirectory
+from fanstore.core.journal import JOURNAL_NAME, Journal, Owner
+from fanstore.core.node import Node
+from fanstore.core.objects import Objects
+from fanstore.core.outputs import Outputs, OutputSettings
+from fanstore.core.outputtree import Output
+from fanstore.core.recovery import OBJECTS_NAME
+from fanstore.core.shelf import COPIES_PREFIX, Found, Shelf
+from fanstore.core.statistics import Statistics
+from fanstore.errors import MountError
+from fanstore.progress import Progress
+from fanstore.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+#: Seconds without any progress after which the end of a job does not wait for ``--output`` any longer.
+STUCK_LIMIT_S = 120.0
+#: Outputs that are named when they could not be saved.
+NAMED_MOST = 10
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What the user asked for.
+
+    Attributes:
+        output: the directory on the shared file system in which outputs are to stand; None with ``--scratch``.
+        durable: fsync waits until the content stands there.
+        base: where contents are until then, if there is no ``--local``.
+    """
+
+    output: Path | None
+    durable: bool = True
+
+    @property
+    def base(self) -> Path:
+        return Path(tempfile.gettempdir())
+
+
+class OutputLife:
+    """The outputs of one mount, from the start to the end.
+
+    Attributes:
+        outputs: set by ``build``.
+        _found: what an earlier job left; set by ``open``, like ``_token``, which names the job.
+    """
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+        self._shelf: Shelf | None = None
+        self._found: list[Found] = []
+        self._token = ""
+        self._directory: Path | None = None
+        self.outputs: Outputs | None = None
+        self._unsaved: list[Output] = []
+
+    # --- start ---
+
+    async def open(self, job: Job) -> None:
+        """Rank 0 looks at what there is in ``--output``; the others get to know it. Collective. Raises MountError."""
+        message = b""
+        if job.rank == 0:
+            try:
+                message = msgpack.packb(["", *await trio.to_thread.run_sync(self._look, abandon_on_cancel=True)])
+            except OSError as error:
+                message = msgpack.packb([f"cannot use --output {self._writing.output}: {error.strerror or error}"])
+        problem, *rest = msgpack.unpackb(await job.share(message))
+        if problem:
+            refused = MountError(problem)
+            refused.told_elsewhere = job.rank != 0
+            raise refused
+        self._token, found = rest
+        self._found = [Found(*item) for item in found]
+        if self._writing.output is not None:
+            self._shelf = Shelf(self._writing.output, COPIES_PREFIX + self._token)
+
+    def _look(self) -> tuple[str, list[Found]]:
+        token = secrets.token_hex(6)
+        if self._writing.output is None:
+            return token, []
+        shelf = Shelf(self._writing.output, COPIES_PREFIX + token)
+        shelf.open()
+        return token, list(shelf.scan())
+
+    def check(self) -> None:
+        """In a thread, on each node: the directory must be the same everywhere. Raises MountError."""
+        if self._shelf is None:
+            return
+        try:
+            self._shelf.open()
+        except OSError as error:
+            raise MountError(f"cannot use --output {self._writing.output}: {error.strerror or error}") from error
+
+    def build(self, node: Node, job: Job, directory: JobDirectory, statistics: Statistics) -> Outputs:
+        """The outputs of this node. Raises MountError."""
+        self._directory = directory.path
+        output = "" if self._writing.output is None else str(self._writing.output)
+        owner = Owner(self._token, job.rank, output, COPIES_PREFIX + self._token)
+        try:
+            objects = Objects(directory.path / OBJECTS_NAME)
+            journal = Journal(directory.path / JOURNAL_NAME, owner)
+        except OSError as error:
+            raise MountError(f"cannot keep outputs in {directory.path}: {error.strerror}") from error
+        settings = OutputSettings(self._writing.durable)
+        outputs = self.outputs = Outputs(node.namespace, job.peers, objects, journal, self._shelf, settings)
+        outputs.adopt(self._found)
+        self._found = []
+        job.outputs = outputs
+        statistics.add_section("outputs", outputs.describe)
+        return outputs
+
+    # --- end ---
+
+    def _mine(self, job: Job) -> list[Output]:
+        """What this node has to wait for: its own contents; on the node that decides, all others, too."""
+        assert self.outputs is not None
+        leads = self.outputs.decides()
+        return [
+            output
+            for output in self.outputs.tree.unsaved()
+            if (output.is_file and output.holder == job.rank) or (leads and not self._is_lost(output, job))
+        ]
+
+    def _is_lost(self, output: Output, job: Job) -> bool:
+        """Only a node that is gone has it."""
+        return output.is_file and output.holder >= 0 and job.nodes[output.holder].lost
+
+    async def drain(self, job: Job) -> None:
+        """Until all outputs are safe, or nothing has moved for STUCK_LIMIT_S. Cancelling it leaves the rest pending."""
+        outputs = self.outputs
+        if outputs is None:
+            return
+        await outputs.close_all()
+        if outputs.saver is None:
+            return
+        files, size = outputs.saver.pending()
+        moved_s, before = time.monotonic(), (files, size)
+        with Progress("saving outputs", size, files, quiet=job.rank != 0 or files == 0) as progress:
+            while self._mine(job):
+                with trio.move_on_after(_LOOK_S):
+                    await outputs.saver.wait_progress()
+                now = outputs.saver.pending()
+                if now != before:
+                    moved_s, before = time.monotonic(), now
+                    done_files, done_bytes = files - now[0], size - now[1]
+                    progress.add(max(0, done_bytes - progress.done_bytes), max(0, done_files - progress.done_files))
+                elif time.monotonic() - moved_s > STUCK_LIMIT_S:
+                    return
+
+    def end(self, job: Job) -> bool:
+        """Say what could not be saved; whether everything could."""
+        outputs = self.outputs
+        if outputs is None or outputs.saver is None:
+            return True
+        self._unsaved = self._mine(job)
+        lost = [output for output in outputs.tree.unsaved() if self._is_lost(output, job)]
+        if lost and outputs.decides():
+            holders = sorted({f"rank {output.holder} on {job.nodes[output.holder].host}" for output in lost})
+            log.error("%d outputs were only on %s, which died before they were saved", len(lost), ", ".join(holders))
+        if not self._unsaved:
+            return not lost
+        log.error(
+            "%d outputs could not be saved to %s%s; they stay in %s, and the next fanstore-mount with the same --local "
+            "on this node, or fanstore-mount --recover, saves them: %s",
+            len(self._unsaved),
+            self._writing.output,
+            f" ({outputs.saver.trouble.reason})" if outputs.saver.trouble.reason else "",
+            self._directory,
+            ", ".join(self._names(outputs)),
+        )
+        return False
+
+    def _names(self, outputs: Outputs) -> list[str]:
+        named = [output for output in self._unsaved if output.place is not None]
+        names = [
+            f"{os.fsdecode(outputs.tree.path(output.place))} ({outputs.objects.file(output.inode).name})"
+            for output in named[:NAMED_MOST]
+            if output.place is not None
+        ]
+        return names + ([f"and {len(named) - NAMED_MOST} more"] if len(named) > NAMED_MOST else [])
+
+    def close(self) -> tuple[str, ...]:
+        """In a thread, when nothing runs any more: what must stay in the directory of the job."""
+        if self.outputs is not None:
+            self.outputs.objects.close()
+        if self._unsaved:
+            return (OBJECTS_NAME, JOURNAL_NAME)
+        if self._shelf is not None and (self.outputs is None or self.outputs.decides()):
+            try:
+                self._shelf.close()
+            except OSError as error:
+                log.warning("temporary files stay in %s: %s", self._writing.output, error.strerror)
+        return ()
+
+    def summary(self) -> str:
+        """One line for the log."""
+        if self.outputs is None:
+            return "nothing can be written"
+        if self.outputs.saver is None:
+            return "outputs end with the job (--scratch)"
+        saver = self.outputs.saver
+        return f"saved {saver.saved_files} files, {format_bytes(saver.saved_bytes)}, to {self._writing.output}"
