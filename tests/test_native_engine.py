@@ -166,8 +166,8 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     """All modes of the driver with one build: no report, all bytes right, everything freed at the end."""
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
-    parts = "engine content chunkcache answers request index pages latency device sending"
-    sources = [NATIVE / f"{name}.c" for name in parts.split()]
+    parts = "engine content chunkcache answers request index pages latency device sending passing crossings"
+    sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
     program = compile_c(folder / build, [*sources, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])
     prefix = VALGRIND if build == "valgrind" else []

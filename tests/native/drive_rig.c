@@ -75,13 +75,13 @@ static void *crossing_main(void *argument) {
         for (size_t found; !atomic_load(&rig->idle) && (found = fsx_engine_take(rig->engine, taken, 7)) > 0;)
             for (size_t i = 0; i < found; i++) {
                 const struct fsx_crossing *c = &taken[i];
-                check(c->entry < world.index.entries && world.truth[c->entry] != NULL &&
-                          c->offset + c->length <= world.index.size[c->entry],
+                check(c->kind == FSX_CROSS_READ && c->number < world.index.entries && world.truth[c->number] != NULL &&
+                          c->offset + c->length <= world.index.size[c->number],
                       "a crossing outside its file");
                 if (rig->delay_us > 0)
                     usleep(rig->delay_us);
                 atomic_fetch_add(&rig->crossings, 1);
-                const uint8_t *data = world.truth[c->entry] + c->offset;
+                const uint8_t *data = world.truth[c->number] + c->offset;
                 fsx_engine_answer(rig->engine, c->token, data, c->length, 0);
                 fsx_engine_answer(rig->engine, c->token, data, c->length, 0); /* an old token means nothing */
                 fsx_engine_answer(rig->engine, c->token ^ 0xFFFF0000u, NULL, 0, EIO);
