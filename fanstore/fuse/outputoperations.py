@@ -316,7 +316,7 @@ class NamesCache(Protocol):
 
     def add_name(self, parent: int, name: bytes) -> None: ...
     def remove_name(self, parent: int, name: bytes) -> None: ...
-    def mix(self, inode: int) -> None: ...
+    def mix(self, entry: int) -> None: ...
     def drop(self, inode: int) -> None: ...
 
 
@@ -330,7 +330,7 @@ class KernelNames:
         if self._engine is not None:
             self._engine.add_name(place.parent, place.name)
             if place.parent < FIRST_OUTPUT:
-                self._engine.mix(place.parent)
+                self._engine.mix(place.parent - 1)
 
     def vanished(self, place: Place) -> None:
         if self._engine is not None:

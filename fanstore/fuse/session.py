@@ -274,7 +274,7 @@ class _Session:
     def _build(self, prepared: PreparedDataset, point: MountPoint, job: Job, placement: Placement) -> Node:
         settings = replace(self._settings, prepared=prepared.path, mountpoint=point.path)
         config = _describe(settings, prepared, job)
-        native = settings.engine is not EngineChoice.PYTHON and self._life is None
+        native = settings.engine is not EngineChoice.PYTHON
         cache_bytes = min(settings.cache_bytes // 4, PYTHON_CACHE_BYTES) if native else settings.cache_bytes
         node = Node(
             prepared,
@@ -296,9 +296,17 @@ class _Session:
 
     def _make_engine(self, prepared: PreparedDataset, node: Node, cache_bytes: int) -> None:
         """The native engine, before anything is staged, so that it hears of every partition file."""
+        outputs = None if self._life is None else self._life.outputs
         try:
             self._engine = NativeEngine(
-                prepared.index, node.namespace, node.store, node.reader, self._statistics, cache_bytes
+                prepared.index,
+                node.namespace,
+                node.store,
+                node.reader,
+                self._statistics,
+                cache_bytes,
+                outputs=outputs,
+                alone=outputs is None or outputs.alone,
             )
         except OSError as error:
             self._without_engine(error)
@@ -329,7 +337,7 @@ class _Session:
         operations: FanstoreOperations = ReadOnlyOperations(*parts)
         if outputs is not None:
             operations = OutputOperations(*parts, outputs)
-            outputs.use_kernel(KernelNames(None))
+            outputs.use_kernel(KernelNames(self._engine))
         options = MountOptions(source, allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
@@ -337,6 +345,8 @@ class _Session:
             except OSError as error:
                 self._stop_engine()
                 self._without_engine(error)
+                if outputs is not None:
+                    outputs.use_kernel(KernelNames(None))
         return mount_kernel(operations, point, options)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:
