@@ -57,6 +57,8 @@ PIECE_LIMIT_S = 10.0
 SYNC_LIMIT_S = 60.0
 
 _PIECE = b"="
+#: Not for files: the mount is nosuid, and to take them away at each write, as POSIX wants, would cost a message.
+_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _USER = b"user."
 
 
@@ -344,6 +346,8 @@ class Outputs:
 
     async def create(self, parent: int, name: bytes, mode: int, exclusive: bool) -> int:
         """A new, empty file, or with ``exclusive`` off one that another node has just made. Raises RefusedError."""
+        if mode & _SPECIAL_BITS:
+            raise RefusedError(errno.EPERM)
         wanted = ("create", parent, name, stat.S_IFREG | stat.S_IMODE(mode), time.time_ns(), self.rank, exclusive)
         inode = await self._council.decide(wanted)
         output = self.tree.outputs.get(inode)
@@ -373,6 +377,8 @@ class Outputs:
     async def set_attributes(self, inode: int, mode: int | None, mtime_ns: int | None) -> None:
         """chmod and utimensat."""
         output = self.get(inode)
+        if mode is not None and output.is_file and mode & _SPECIAL_BITS:
+            raise RefusedError(errno.EPERM)
         if mtime_ns is not None and output.is_file and self.objects.find(inode) is not None:
             changed = self.objects.is_changed(inode)
             self.objects.set_time(inode, mtime_ns)
