@@ -338,6 +338,14 @@ static enum fsx_verdict lseek_(const struct fsx_tree *tree, const struct fsx_req
     return succeed(reply, &out, sizeof out);
 }
 
+/* The kernel asks before every write whether the file has capabilities that the write must take away. It has none: Python
+ * refuses to set them. Passed on, there were 10,000 small writes a second instead of 51,000 (2 cores). */
+static bool asks_for_capabilities(const struct fsx_request *request) {
+    size_t name_bytes;
+    const uint8_t *name = fsx_request_name(request, sizeof(struct fuse_getxattr_in), &name_bytes);
+    return name != NULL && strcmp((const char *)name, "security.capability") == 0;
+}
+
 /* What is not as it is without outputs. False if nothing is: then the request is answered as ever. */
 static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply,
                                 enum fsx_verdict *verdict) {
@@ -369,6 +377,9 @@ static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_re
         if (output)
             *verdict = lookup(tree, request, reply);
         return output;
+    case FUSE_GETXATTR:
+        *verdict = fail(reply, ENODATA);
+        return output && asks_for_capabilities(request);
     case FUSE_STATFS: /* what is free changes */
         *verdict = FSX_FORWARD;
         return true;

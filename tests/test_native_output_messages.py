@@ -176,6 +176,20 @@ def test_handles_are_inode_numbers(together: OutputEngine) -> None:
     assert together.ask(wire.RELEASE, B, bytes(24)) == wire.Reply(0, b"")
 
 
+def test_capabilities_are_not_asked_for_in_python(alone: OutputEngine) -> None:
+    """The kernel wants to know before each write."""
+    capability = wire.getxattr_arguments(b"security.capability", 24)
+    assert alone.ask(wire.GETXATTR, A, capability) == wire.Reply(errno.ENODATA, b"")
+    for node, arguments in (
+        (A, capability[:-1]),
+        (A, bytes(8)),
+        (A, wire.getxattr_arguments(b"security.capabilit", 24)),
+        (A, wire.getxattr_arguments(b"user.mine", 24)),
+        (1 << 48, capability),
+    ):
+        assert alone.is_passed_on(wire.GETXATTR, node, arguments)
+
+
 def test_the_dataset_is_not_written_to(alone: OutputEngine) -> None:
     node = node_of(alone, b"file")
     for inode in (1, node, alone.index.entry_count + 1, 1 << 48):
