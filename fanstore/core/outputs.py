@@ -74,8 +74,8 @@ class Kernel(Protocol):
     def dropped(self, inode: int) -> None:
         """The content of an output is not here any more, or is another one."""
 
-    async def settle(self, directories: set[int]) -> None:
-        """Until the kernel of this node does not believe its old listings of these directories any more."""
+    async def settle(self, inodes: set[int]) -> None:
+        """Until the kernel of this node does not believe its old listings and contents of these any more."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,7 @@ class Outputs:
             "files": len(files),
             "directories": sum(output.is_directory for output in named),
             "bytes": sum(self._attributes_of(output).size for output in files),
+            "being_written": sum(map(self.objects.is_changed, self.objects.all())),
             "directory": None if self._shelf is None else str(self._shelf.directory),
         }
         if self.saver is not None:
@@ -267,9 +268,14 @@ class Outputs:
             raise RefusedError(error.errno or errno.EIO) from error
 
     async def settle(self, effect: Effect) -> None:
-        if self._kernel is not None and not self.alone:
-            directories = {place.parent for place in (*effect.appeared, *effect.vanished)}
-            await self._kernel.settle(directories)
+        if self._kernel is None or self.alone:
+            return
+        stale = {place.parent for place in (*effect.appeared, *effect.vanished)}
+        for inode in effect.changed:
+            output = self.tree.outputs.get(inode)
+            if output is not None and output.is_file and output.holder != self.rank and inode in self._lookups:
+                stale.add(inode)
+        await self._kernel.settle(stale)
 
     def _supersede(self, inode: int) -> None:
         """Another node has made a newer content known: ours is old, unless it was changed here as well."""
