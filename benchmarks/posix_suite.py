@@ -2,8 +2,8 @@
 
 Example: python benchmarks/posix_suite.py
 
-stress-ng's stressors that use files, each for some seconds with --verify, and fio with verification of every byte that it
-reads back; both are Debian packages (benchmarks/setup-peers). A stressor that the disk
+stress-ng's stressors that use files, each for some seconds with --verify, and fio with verification of every byte that
+it reads back; both are Debian packages (benchmarks/setup-peers). A stressor that the disk
 fails, too, says nothing about FanStore. With --pjdfstest DIR, a built pjdfstest (github.com/pjd/pjdfstest, not in any
 package registry) is run as well: its assertions are counted, and those that fail are sorted by what they need.
 A record, not a test. Writes results/NAME.json and NAME.md.
