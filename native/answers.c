@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define CONTROL_NAME ".fanstore"
 #define XATTR_PREFIX "user.fanstore."
@@ -17,11 +18,6 @@ _Static_assert(sizeof(struct fuse_entry_out) == 128 && sizeof(struct fuse_attr_o
                    sizeof(struct fuse_attr) == 88 && sizeof(struct fuse_dirent) == 24 &&
                    sizeof(struct fuse_direntplus) == 152 && sizeof(struct fuse_read_in) == 40,
                "layouts of the kernel's protocol, 7.23 and later");
-
-/* An inode number of the dataset is the entry of its first name plus one. */
-static bool is_dataset(const struct fsx_tree *tree, uint64_t nodeid) {
-    return nodeid >= 1 && nodeid <= tree->index->entries;
-}
 
 static uint64_t inode_of(const struct fsx_index *x, uint32_t entry) { return (uint64_t)x->inode[entry] + 1; }
 
@@ -68,6 +64,21 @@ static enum fsx_verdict succeed(struct fsx_reply *reply, const void *data, size_
     return FSX_REPLY;
 }
 
+static bool is_mixed(const struct fsx_tree *tree, uint32_t entry) {
+    return tree->outputs != NULL && fsx_outputs_is_mixed(tree->outputs, entry);
+}
+
+/* A name that the index does not have, or that cannot be there. */
+static enum fsx_verdict look_elsewhere(const struct fsx_tree *tree, uint64_t parent, const uint8_t *name,
+                                       size_t name_bytes, struct fsx_reply *reply) {
+    if (tree->outputs != NULL && fsx_outputs_has_name(tree->outputs, parent, name, name_bytes))
+        return FSX_FORWARD;
+    /* Node 0: there is no such name, and the kernel may remember it, unless another node could make it. */
+    struct fuse_entry_out out = {0};
+    out.entry_valid = tree->outputs == NULL || fsx_outputs_alone(tree->outputs) ? FSX_CACHE_S : 0;
+    return succeed(reply, &out, sizeof out);
+}
+
 static enum fsx_verdict lookup(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply) {
     size_t name_bytes;
     const uint8_t *name = fsx_request_name(request, 0, &name_bytes);
@@ -80,10 +91,14 @@ static enum fsx_verdict lookup(const struct fsx_tree *tree, const struct fsx_req
         if (dots || control)
             return FSX_FORWARD;
     }
+    if (fsx_is_output(request->nodeid))
+        return name_bytes > FSX_NAME_MAX ? FSX_FORWARD : look_elsewhere(tree, request->nodeid, name, name_bytes, reply);
     const uint32_t parent = (uint32_t)(request->nodeid - 1);
-    struct fuse_entry_out out;
     const int64_t child = fsx_index_lookup(tree->index, parent, name, name_bytes);
+    if (child >= 0 && is_mixed(tree, (uint32_t)child))
+        return FSX_FORWARD; /* its times are those of its outputs */
     if (child >= 0) {
+        struct fuse_entry_out out;
         fill_entry(tree, tree->index->inode[child], &out);
         return succeed(reply, &out, sizeof out);
     }
@@ -91,10 +106,7 @@ static enum fsx_verdict lookup(const struct fsx_tree *tree, const struct fsx_req
         return fail(reply, ENOTDIR);
     if (name_bytes > FSX_NAME_MAX)
         return fail(reply, ENAMETOOLONG);
-    /* Node 0: there is no such name, and the kernel may remember it. */
-    memset(&out, 0, sizeof out);
-    out.entry_valid = FSX_CACHE_S;
-    return succeed(reply, &out, sizeof out);
+    return look_elsewhere(tree, request->nodeid, name, name_bytes, reply);
 }
 
 static enum fsx_verdict getattr(const struct fsx_tree *tree, uint32_t entry, struct fsx_reply *reply) {
@@ -145,8 +157,8 @@ static bool list_one(struct listing *list, const void *name, size_t name_bytes, 
     if (list->plus) {
         struct fuse_entry_out attributes;
         fill_entry(list->tree, entry, &attributes);
-        if (!link)
-            attributes.nodeid = 0; /* "." and "..": the kernel knows them */
+        if (!link || is_mixed(list->tree, entry))
+            attributes.nodeid = 0; /* "." and "..": the kernel knows them; a mixed one it looks up */
         memcpy(out, &attributes, sizeof attributes);
         memcpy(out + sizeof attributes, &dirent, sizeof dirent);
     } else {
@@ -223,11 +235,16 @@ static enum fsx_verdict open_(const struct fsx_tree *tree, const struct fsx_requ
     const struct fuse_open_in *in = fsx_request_fixed(request, sizeof *in);
     if (in == NULL)
         return FSX_FORWARD;
-    if ((in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC) != 0)
+    const bool no_open = atomic_load_explicit(&tree->no_open, memory_order_relaxed);
+    const bool output = tree->outputs != NULL && fsx_is_output(request->nodeid);
+    const bool writes = (in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC) != 0;
+    /* With outputs, what is written to the dataset is refused later: the kernel must not ask for each output. */
+    if (writes && !output && (tree->outputs == NULL || !no_open))
         return fail(reply, EROFS);
-    if (atomic_load_explicit(&tree->no_open, memory_order_relaxed))
+    if (no_open)
         return fail(reply, ENOSYS); /* from now on the kernel opens by itself, and keeps what it has read */
-    const struct fuse_open_out out = {.fh = request->nodeid, .open_flags = FOPEN_KEEP_CACHE};
+    const bool keep = !output || fsx_outputs_alone(tree->outputs);
+    const struct fuse_open_out out = {.fh = request->nodeid, .open_flags = keep ? FOPEN_KEEP_CACHE : 0};
     return succeed(reply, &out, sizeof out);
 }
 
@@ -255,20 +272,131 @@ static enum fsx_verdict read_(const struct fsx_tree *tree, const struct fsx_requ
 static enum fsx_verdict forget(const struct fsx_tree *tree, const struct fsx_request *request) {
     /* Look-up counts of the dataset are not kept: an inode number means the same as long as the mount lives. */
     if (request->opcode == FUSE_FORGET)
-        return is_dataset(tree, request->nodeid) ? FSX_SILENCE : FSX_FORWARD;
+        return fsx_is_dataset(tree, request->nodeid) ? FSX_SILENCE : FSX_FORWARD;
     const struct fuse_batch_forget_in *in = fsx_request_fixed(request, sizeof *in);
     if (in == NULL || in->count > (request->arg_bytes - sizeof *in) / sizeof(struct fuse_forget_one))
         return FSX_FORWARD;
     for (uint32_t i = 0; i < in->count; i++) {
         struct fuse_forget_one one;
         memcpy(&one, request->arg + sizeof *in + i * sizeof one, sizeof one);
-        if (!is_dataset(tree, one.nodeid))
+        if (!fsx_is_dataset(tree, one.nodeid))
             return FSX_FORWARD; /* Python passes over those of the dataset */
     }
     return FSX_SILENCE;
 }
 
+/* ---- outputs ---------------------------------------------------------------------------------------------------- */
+
+/* READ, WRITE, FALLOCATE and LSEEK of an output. */
+static enum fsx_verdict output_content(const struct fsx_request *request, struct fsx_reply *reply) {
+    struct fsx_task *task = &reply->task;
+    *task = (struct fsx_task){.opcode = request->opcode, .inode = request->nodeid};
+    if (request->opcode == FUSE_READ) {
+        const struct fuse_read_in *in = fsx_request_fixed(request, sizeof *in);
+        if (in == NULL || in->size > reply->room)
+            return fail(reply, EIO); /* less than was asked for would be the end of the file */
+        task->offset = in->offset;
+        task->length = in->size;
+    } else if (request->opcode == FUSE_WRITE) {
+        const struct fuse_write_in *in = fsx_request_fixed(request, sizeof *in);
+        if (in == NULL || in->size > request->arg_bytes - sizeof *in)
+            return fail(reply, EIO);
+        task->offset = in->offset;
+        task->length = in->size;
+        task->data = request->arg + sizeof *in;
+    } else if (request->opcode == FUSE_FALLOCATE) {
+        const struct fuse_fallocate_in *in = fsx_request_fixed(request, sizeof *in);
+        if (in == NULL)
+            return fail(reply, EIO);
+        task->offset = in->offset;
+        task->length = in->length;
+        task->mode = in->mode;
+    } else {
+        const struct fuse_lseek_in *in = fsx_request_fixed(request, sizeof *in);
+        if (in == NULL)
+            return fail(reply, EIO);
+        if (in->whence != SEEK_DATA && in->whence != SEEK_HOLE)
+            return fail(reply, EINVAL);
+        task->offset = in->offset;
+        task->mode = in->whence;
+    }
+    if (task->opcode != FUSE_READ && reply->room < 16)
+        return fail(reply, EIO); /* cannot happen: every caller's room is larger */
+    return FSX_OUTPUT;
+}
+
+/* A file of the dataset has no holes. It is said here, because where ENOSYS is said once the kernel never asks again. */
+static enum fsx_verdict lseek_(const struct fsx_tree *tree, const struct fsx_request *request, uint32_t entry,
+                               struct fsx_reply *reply) {
+    const struct fuse_lseek_in *in = fsx_request_fixed(request, sizeof *in);
+    if (in == NULL || !S_ISREG(tree->index->mode[entry]) || (in->whence != SEEK_DATA && in->whence != SEEK_HOLE))
+        return fail(reply, EINVAL);
+    const uint64_t size = tree->index->size[entry];
+    if (in->offset >= size)
+        return fail(reply, ENXIO);
+    const struct fuse_lseek_out out = {.offset = in->whence == SEEK_DATA ? in->offset : size};
+    return succeed(reply, &out, sizeof out);
+}
+
+/* The kernel asks before every write whether the file has capabilities that the write must take away. It has none: Python
+ * refuses to set them. Passed on, there were 10,000 small writes a second instead of 51,000 (2 cores). */
+static bool asks_for_capabilities(const struct fsx_request *request) {
+    size_t name_bytes;
+    const uint8_t *name = fsx_request_name(request, sizeof(struct fuse_getxattr_in), &name_bytes);
+    return name != NULL && strcmp((const char *)name, "security.capability") == 0;
+}
+
+/* What is not as it is without outputs. False if nothing is: then the request is answered as ever. */
+static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply,
+                                enum fsx_verdict *verdict) {
+    const bool output = fsx_is_output(request->nodeid);
+    const bool dataset = fsx_is_dataset(tree, request->nodeid);
+    const uint32_t entry = (uint32_t)(request->nodeid - 1);
+    switch (request->opcode) {
+    case FUSE_WRITE:
+    case FUSE_FALLOCATE:
+        *verdict = output ? output_content(request, reply) : fail(reply, EROFS);
+        return true;
+    case FUSE_READ:
+        if (output)
+            *verdict = output_content(request, reply);
+        return output;
+    case FUSE_LSEEK:
+        if (output)
+            *verdict = output_content(request, reply);
+        else if (dataset)
+            *verdict = lseek_(tree, request, entry, reply);
+        return output || dataset;
+    case FUSE_FLUSH: /* never ENOSYS, or the kernel would not tell of those that matter */
+        if (output)
+            *verdict = fsx_outputs_alone(tree->outputs) ? FSX_CLOSED : FSX_FORWARD;
+        else
+            *verdict = succeed(reply, "", 0);
+        return true;
+    case FUSE_LOOKUP:
+        if (output)
+            *verdict = lookup(tree, request, reply);
+        return output;
+    case FUSE_GETXATTR:
+        *verdict = fail(reply, ENODATA);
+        return output && asks_for_capabilities(request);
+    case FUSE_STATFS: /* what is free changes */
+        *verdict = FSX_FORWARD;
+        return true;
+    case FUSE_GETATTR:
+    case FUSE_READDIR:
+    case FUSE_READDIRPLUS:
+        *verdict = FSX_FORWARD;
+        return dataset && is_mixed(tree, entry);
+    default:
+        return false;
+    }
+}
+
 enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply) {
+    enum fsx_verdict verdict = FSX_FORWARD;
+    if (tree->outputs != NULL && answer_with_outputs(tree, request, reply, &verdict))
+        return verdict;
     switch (request->opcode) {
     case FUSE_FORGET:
     case FUSE_BATCH_FORGET:
@@ -287,7 +415,7 @@ enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_reques
     default:
         break;
     }
-    if (!is_dataset(tree, request->nodeid))
+    if (!fsx_is_dataset(tree, request->nodeid))
         return FSX_FORWARD;
     const uint32_t entry = (uint32_t)(request->nodeid - 1);
     switch (request->opcode) {

@@ -1,8 +1,9 @@
 /* answers.h: what follows from the index alone: names, attributes, listings, links, extended attributes.
  *
  * The same meaning as fanstore/core/namespace.py, which is the reference that tests compare with, in the bytes of
- * <linux/fuse.h>. No I/O, no locks, no allocation. A struct fsx_tree never changes once it is in use, but for the two
- * flags that are set before the kernel sends its second request; any number of threads may use it.
+ * <linux/fuse.h>; and what of a request is for outputs (outputs.h). No I/O, no allocation, no lock but that of the names of
+ * outputs. A struct fsx_tree never changes once it is in use, but for the two flags that are set before the kernel sends
+ * its second request; any number of threads may use it.
  */
 #ifndef FANSTORE_ANSWERS_H
 #define FANSTORE_ANSWERS_H
@@ -10,6 +11,7 @@
 #include <stdatomic.h>
 
 #include "index.h"
+#include "outputs.h"
 #include "request.h"
 
 /* How long the kernel may believe what it was told, in seconds: CACHE_S of fanstore/fuse/operations.py. */
@@ -22,6 +24,7 @@ struct fsx_tree {
     int64_t hidden;  /* entry of the root that the control directory hides; -1 for none */
     uint64_t blocks; /* for STATFS, in units of 4096 bytes */
     uint64_t files;
+    struct fsx_outputs *outputs; /* NULL: nothing can be written */
     atomic_bool no_open;    /* the kernel can be told that OPEN is not needed */
     atomic_bool no_opendir; /* likewise for OPENDIR; it may then keep listings */
 };
@@ -31,6 +34,8 @@ enum fsx_verdict {
     FSX_REPLY,    /* send the reply */
     FSX_SILENCE,  /* done, the kernel expects no reply */
     FSX_READ,     /* read content: entry, offset and length are in the reply */
+    FSX_OUTPUT,   /* do the task in the reply, on the content of an output */
+    FSX_CLOSED,   /* an output was closed: tell Python, then reply */
     FSX_FORWARD,  /* it is not for us: Python has the meaning */
 };
 
@@ -42,10 +47,16 @@ struct fsx_reply {
     uint32_t entry; /* FSX_READ: which file, its first name */
     uint64_t offset;
     uint32_t length; /* FSX_READ: bytes up to the end of the file at most; may be 0 */
+    struct fsx_task task; /* FSX_OUTPUT; its data points into the request */
 };
 
+/* An inode number of the dataset is the entry of its first name plus one. */
+static inline bool fsx_is_dataset(const struct fsx_tree *tree, uint64_t nodeid) {
+    return nodeid >= 1 && nodeid <= tree->index->entries;
+}
+
 /* Answer a request. `reply` has `data` and `room` set. The message is not trusted: what is cut short or makes no sense is
- * forwarded, and Python refuses it. */
+ * forwarded, and Python refuses it; but a request for the content of an output fails with EIO. */
 enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply);
 
 #endif

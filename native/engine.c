@@ -1,10 +1,10 @@
 /* engine.c: see engine.h.
  *
- * Locks: `lock` guards the crossings and what the kernel offered; it is never held during a system call. What a worker
- * counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
+ * Locks: `lock` guards what the kernel offered; crossings and outputs have their own. What a worker counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
  */
 #include "engine.h"
 #include "device.h"
+#include "passing.h"
 #include "sending.h"
 
 #include <errno.h>
@@ -19,42 +19,24 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Largest request: what pyfuse3 is told that the kernel may write at once, and some. A packet of the socket must be well
- * below 2 * net.core.wmem_max, which an ordinary user cannot raise (425,984 bytes by default). */
-#define MAX_WRITE (128u << 10)
-#define REQUEST_BYTES (MAX_WRITE + (16u << 10))
-/* Largest reply of pyfuse3, for the same reason. READ is cut to fit; only control files are read that way. */
+/* With outputs: a WRITE is never passed on, and its data begins with a page. */
+#define PAGE 4096u
+#define WRITE_HEAD (sizeof(struct fuse_in_header) + sizeof(struct fuse_write_in))
+#define OUTPUT_REQUEST_BYTES (WRITE_HEAD + FSX_OUTPUT_WRITE_BYTES + PAGE)
+_Static_assert(WRITE_HEAD == 80 && PAGE % 8 == 0, "layout of the kernel's protocol");
+/* Largest reply of pyfuse3. */
 #define PACKET_BYTES (256u << 10)
-#define FORWARDED_READ (128u << 10)
 
 /* The upper bits of a unique number tell pyfuse3's replies to the workers apart; the kernel counts up from 2. */
 #define WORKER_SHIFT 56
 #define UNIQUE_MASK (((uint64_t)1 << WORKER_SHIFT) - 1)
 _Static_assert(FSX_ENGINE_WORKERS_MAX < 1u << (64 - WORKER_SHIFT), "a worker's number fits above");
 
-/* Crossings under way. The kernel sends no more background reads than max_background; readers in the foreground add one
- * per process. When all are taken, workers wait: readers are slowed down, nothing is lost. */
-#define SLOTS 4096u
-#define NO_SLOT UINT32_MAX
-
-/* Interrupts that came before their request was in the line; those of requests that never get there are overwritten. */
-#define EARLY_INTERRUPTS 64u
+/* Threads that never write to a disk at the same time. */
+#define READERS_LEAST 4u
 
 /* Wakes a worker from its read of the device, so that it sees that it must end. */
 #define WAKE_SIGNAL (SIGRTMIN + 5)
-
-enum slot_state { SLOT_FREE, SLOT_WAITING, SLOT_TAKEN, SLOT_ABANDONED };
-
-struct slot {
-    uint64_t unique;
-    uint64_t offset;
-    uint32_t entry;
-    uint32_t length;
-    uint32_t worker;
-    uint32_t turn; /* counts uses, so that an old token means nothing */
-    uint32_t next; /* in the list that it is in */
-    enum slot_state state;
-};
 
 struct worker {
     struct fsx_engine *engine;
@@ -63,7 +45,9 @@ struct worker {
     int device;
     bool started;
     atomic_bool ended;
-    uint8_t *request; /* page-aligned, REQUEST_BYTES */
+    uint8_t *block;   /* memory of the request */
+    uint8_t *request; /* in the block, aligned to 8; of request_bytes */
+    size_t request_bytes;
     struct fsx_hands hands;
     struct fsx_latency operations[FSX_OPERATIONS];
     uint64_t forwarded, crossings, interrupted, malformed;
@@ -81,16 +65,14 @@ struct fsx_engine {
     atomic_bool stopping;
     atomic_bool ended;
     atomic_int error;
+    atomic_uint writers; /* threads that write to a disk, or are about to see that there are enough */
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
+
+    struct fsx_crossings *crossings;
+    atomic_uint visitors; /* calls of Python under way; the engine is not freed before they end */
 
     pthread_mutex_t lock;
     struct fsx_kernel kernel; /* what INIT said; before that, zeros */
-    pthread_cond_t slot_free;
-    struct slot *slots;
-    uint32_t free_slots;             /* a list */
-    uint32_t first_waiting, last_waiting; /* a line */
-    uint64_t early[EARLY_INTERRUPTS];     /* unique numbers, which are never used again; 0 for none */
-    uint32_t next_early;
 };
 
 static uint64_t now_ns(void) {
@@ -113,6 +95,7 @@ static enum fsx_operation operation_of(uint32_t opcode) {
     case FUSE_OPEN: return FSX_OP_OPEN;
     case FUSE_OPENDIR: return FSX_OP_OPENDIR;
     case FUSE_READ: return FSX_OP_READ;
+    case FUSE_WRITE: return FSX_OP_WRITE;
     default: return FSX_OP_OTHER;
     }
 }
@@ -131,106 +114,81 @@ static void wake_python(struct fsx_engine *engine) {
         ;
 }
 
-/* With the lock held: was this request interrupted before it got here? */
-static bool interrupted_early(struct fsx_engine *engine, uint64_t unique) {
-    for (uint32_t i = 0; i < EARLY_INTERRUPTS; i++)
-        if (engine->early[i] == unique && unique != 0) {
-            engine->early[i] = 0;
-            return true;
-        }
-    return false;
+/* Put a request in the line for Python. One that does not get there is answered here, and what it has parked is freed. */
+static void cross(struct worker *worker, const struct fsx_asked *asked) {
+    const int error = fsx_crossings_put(worker->engine->crossings, asked);
+    if (error == 0) {
+        FSX_COUNT(worker->crossings, 1);
+        return;
+    }
+    if (error == EINTR)
+        FSX_COUNT(worker->interrupted, 1);
+    free(asked->parked);
+    fsx_device_reply(worker->device, asked->unique, NULL, 0, error);
 }
 
-/* Put a read in the line for Python. 0, or the errno to answer it with: EINTR if nobody waits for it any more, EIO if the
- * engine is ending and nobody is left to ask. */
-static int cross(struct worker *worker, const struct fsx_request *request, const struct fsx_reply *wanted) {
-    struct fsx_engine *engine = worker->engine;
-    pthread_mutex_lock(&engine->lock);
-    while (engine->free_slots == NO_SLOT && !atomic_load(&engine->stopping))
-        pthread_cond_wait(&engine->slot_free, &engine->lock);
-    const uint32_t number = engine->free_slots;
-    const bool first = engine->first_waiting == NO_SLOT;
-    const bool gone = interrupted_early(engine, request->unique);
-    if (number != NO_SLOT && !gone) {
-        struct slot *slot = &engine->slots[number];
-        engine->free_slots = slot->next;
-        *slot = (struct slot){.unique = request->unique, .offset = wanted->offset, .entry = wanted->entry,
-                              .length = wanted->length, .worker = worker->number, .turn = slot->turn + 1,
-                              .next = NO_SLOT, .state = SLOT_WAITING};
-        if (first)
-            engine->first_waiting = number;
-        else
-            engine->slots[engine->last_waiting].next = number;
-        engine->last_waiting = number;
+/* The content of an output is not on this node: Python reads it, or brings it here before it is changed. */
+static void cross_output(struct worker *worker, const struct fsx_request *request, const struct fsx_task *task) {
+    struct fsx_asked asked = {.kind = FSX_CROSS_OUTPUT_READ, .worker = worker->number, .unique = request->unique,
+                              .number = task->inode, .offset = task->offset, .length = task->length};
+    if (task->opcode == FUSE_LSEEK) { /* the kernel then takes all of a file for data, which is always right */
+        fsx_device_reply(worker->device, request->unique, NULL, 0, ENOSYS);
+        return;
     }
-    pthread_mutex_unlock(&engine->lock);
-    if (gone)
-        FSX_COUNT(worker->interrupted, 1);
-    if (gone || number == NO_SLOT)
-        return gone ? EINTR : EIO;
-    FSX_COUNT(worker->crossings, 1);
-    if (first)
-        wake_python(engine);
-    return 0;
+    if (task->opcode != FUSE_READ) {
+        asked.kind = FSX_CROSS_MAKE_LOCAL;
+        asked.parked = fsx_task_copy(task);
+        if (asked.parked == NULL) {
+            fsx_device_reply(worker->device, request->unique, NULL, 0, ENOMEM);
+            return;
+        }
+    }
+    cross(worker, &asked);
+}
+
+/* Somebody has closed an output. Python is told before the one who closes goes on. 0 or an errno for that one. */
+static int tell_closed(struct worker *worker, uint64_t inode) {
+    const struct fsx_asked asked = {.kind = FSX_CROSS_CLOSED, .worker = worker->number, .number = inode};
+    return fsx_crossings_put(worker->engine->crossings, &asked);
 }
 
 size_t fsx_engine_take(struct fsx_engine *engine, struct fsx_crossing *crossings, size_t most) {
-    size_t count = 0;
-    pthread_mutex_lock(&engine->lock);
-    while (count < most && engine->first_waiting != NO_SLOT) {
-        const uint32_t number = engine->first_waiting;
-        struct slot *slot = &engine->slots[number];
-        engine->first_waiting = slot->next;
-        if (slot->state == SLOT_WAITING)
-            slot->state = SLOT_TAKEN; /* one that was abandoned is answered all the same, to be free again */
-        crossings[count++] = (struct fsx_crossing){.token = (uint64_t)slot->turn << 32 | number, .entry = slot->entry,
-                                                   .offset = slot->offset, .length = slot->length};
-    }
-    pthread_mutex_unlock(&engine->lock);
-    return count;
+    return fsx_crossings_take(engine->crossings, crossings, most);
 }
 
 void fsx_engine_answer(struct fsx_engine *engine, uint64_t token, const void *data, size_t bytes, int error) {
-    const uint32_t number = (uint32_t)token;
-    if (number >= SLOTS)
+    struct fsx_asked asked;
+    if (!fsx_crossings_finish(engine->crossings, token, &asked))
         return;
-    pthread_mutex_lock(&engine->lock);
-    struct slot *slot = &engine->slots[number];
-    const struct slot asked = *slot;
-    const bool valid = asked.turn == (uint32_t)(token >> 32) && asked.state >= SLOT_TAKEN;
-    if (valid) {
-        slot->state = SLOT_FREE;
-        slot->next = engine->free_slots;
-        engine->free_slots = number;
-        pthread_cond_signal(&engine->slot_free);
-    }
-    pthread_mutex_unlock(&engine->lock);
-    if (valid && asked.state == SLOT_TAKEN)
-        fsx_device_reply(engine->workers[asked.worker].device, asked.unique, data, error == 0 ? bytes : 0, error);
+    if (error == 0 && (asked.parked != NULL || bytes > asked.length))
+        error = EIO; /* not what was asked for */
+    free(asked.parked);
+    fsx_device_reply(engine->workers[asked.worker].device, asked.unique, data, error == 0 ? bytes : 0, error);
 }
 
-/* The process that waits for a read was interrupted: it need not wait for Python. Another worker may have the request in
- * its hands and is about to put it in the line: it finds a note. */
+void fsx_engine_resume(struct fsx_engine *engine, uint64_t token) {
+    struct fsx_asked asked;
+    if (!fsx_crossings_finish(engine->crossings, token, &asked))
+        return;
+    _Alignas(8) uint8_t answer[16];
+    size_t bytes = 0;
+    int error = EIO;
+    if (asked.parked != NULL)
+        error = fsx_outputs_do(engine->tree.outputs, asked.parked, answer, &bytes);
+    if (error == ENOENT)
+        error = EIO; /* Python was wrong, or somebody has taken it away again */
+    free(asked.parked);
+    fsx_device_reply(engine->workers[asked.worker].device, asked.unique, answer, error == 0 ? bytes : 0, error);
+}
+
+/* The process that waits for an answer was interrupted: it need not wait for Python. */
 static void interrupt(struct worker *worker, const struct fsx_request *request) {
     const struct fuse_interrupt_in *in = fsx_request_fixed(request, sizeof *in);
-    if (in == NULL)
-        return;
     struct fsx_engine *engine = worker->engine;
-    uint32_t found = NO_SLOT;
-    pthread_mutex_lock(&engine->lock);
-    for (uint32_t i = 0; i < SLOTS && found == NO_SLOT; i++) {
-        struct slot *slot = &engine->slots[i];
-        if (slot->unique == in->unique && (slot->state == SLOT_WAITING || slot->state == SLOT_TAKEN)) {
-            slot->state = SLOT_ABANDONED;
-            found = slot->worker;
-        }
-    }
-    if (found == NO_SLOT)
-        engine->early[engine->next_early++ % EARLY_INTERRUPTS] = in->unique;
-    pthread_mutex_unlock(&engine->lock);
-    if (found != NO_SLOT) {
+    uint32_t number;
+    if (in != NULL && fsx_crossings_interrupt(engine->crossings, in->unique, &number)) {
         FSX_COUNT(worker->interrupted, 1);
-        fsx_device_reply(engine->workers[found].device, in->unique, NULL, 0, EINTR);
+        fsx_device_reply(engine->workers[number].device, in->unique, NULL, 0, EINTR);
     }
 }
 
@@ -248,25 +206,25 @@ static void observe_init(struct fsx_engine *engine, const struct fsx_request *re
     atomic_store(&engine->init_unique, unique);
 }
 
-/* Pass a message on to pyfuse3. Its handlers know a file by its handle, which the kernel does not have when it opens by
- * itself: then the handle is the inode number. */
+/* Pass a message on to pyfuse3. */
 static void forward(struct worker *worker, const struct fsx_request *request, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
     struct fuse_in_header *head = (struct fuse_in_header *)worker->request;
     head->unique = (head->unique & UNIQUE_MASK) | (uint64_t)worker->number << WORKER_SHIFT;
     if (request->opcode == FUSE_INIT)
         observe_init(engine, request, head->unique);
-    struct fuse_read_in *in = (struct fuse_read_in *)(worker->request + sizeof *head);
-    const bool file = request->opcode == FUSE_READ && request->arg_bytes >= sizeof *in;
-    const bool directory = (request->opcode == FUSE_READDIR || request->opcode == FUSE_READDIRPLUS) &&
-                           request->arg_bytes >= sizeof *in;
-    if (file || directory) {
-        in->fh = request->nodeid;
-        if (in->size > FORWARDED_READ)
-            in->size = FORWARDED_READ;
-    }
+    fsx_pass_handle(worker->request + sizeof *head, request);
     FSX_COUNT(worker->forwarded, 1);
     fsx_sender_send(engine->sender, worker->request, bytes);
+}
+
+/* A BATCH_FORGET that is too long for a packet. It is put together where answers are: it gets none. */
+static void forward_forgets(struct worker *worker, const struct fsx_request *request) {
+    uint32_t next = 0;
+    for (size_t bytes; (bytes = fsx_pass_forgets(&worker->engine->tree, request, &next, worker->hands.answer)) > 0;) {
+        FSX_COUNT(worker->forwarded, 1);
+        fsx_sender_send(worker->engine->sender, worker->hands.answer, bytes);
+    }
 }
 
 /* A message that did not reach pyfuse3, which has ended. */
@@ -280,28 +238,11 @@ static void not_forwarded(void *context, const void *packet, size_t bytes) {
     fsx_device_reply(worker->device, request.unique & UNIQUE_MASK, NULL, 0, EIO);
 }
 
-/* What pyfuse3 said to INIT, completed by what it has no words for. */
-static void complete_init(struct fsx_engine *engine, uint8_t *packet, size_t bytes) {
-    struct fuse_out_header head;
-    struct fuse_init_out out = {0};
-    memcpy(&head, packet, sizeof head);
-    if (head.error != 0 || bytes < sizeof head + 24)
-        return;
-    const size_t known = bytes - sizeof head < sizeof out ? bytes - sizeof head : sizeof out;
-    memcpy(&out, packet + sizeof head, known);
+static void complete_init(struct fsx_engine *engine, size_t bytes) {
     const uint64_t offered = fsx_engine_kernel(engine).flags;
     atomic_store(&engine->tree.no_open, (offered & FUSE_NO_OPEN_SUPPORT) != 0);
     atomic_store(&engine->tree.no_opendir, (offered & FUSE_NO_OPENDIR_SUPPORT) != 0);
-    const uint32_t wanted = FUSE_CACHE_SYMLINKS | FUSE_PARALLEL_DIROPS | FUSE_ASYNC_READ | FUSE_DO_READDIRPLUS;
-    out.flags |= wanted & (uint32_t)offered;
-    /* Nothing ever changes, so the kernel need not look; READDIRPLUS not only when it guesses that it is of use. And no
-     * truncation by OPEN: where the kernel opens by itself, it would believe that it has happened. */
-    out.flags &= ~(uint32_t)(FUSE_AUTO_INVAL_DATA | FUSE_READDIRPLUS_AUTO | FUSE_ATOMIC_O_TRUNC);
-    out.max_background = engine->settings.max_background;
-    out.congestion_threshold = (uint16_t)(engine->settings.max_background / 4 * 3);
-    if (out.max_write > MAX_WRITE)
-        out.max_write = MAX_WRITE;
-    memcpy(packet + sizeof head, &out, known);
+    fsx_pass_init(&engine->tree, engine->packet, bytes, offered, engine->settings.max_background);
 }
 
 /* Replies of pyfuse3, on their way to the kernel. */
@@ -319,7 +260,7 @@ static void *pump_main(void *argument) {
         memcpy(&head, engine->packet, sizeof head);
         const uint64_t init = atomic_load(&engine->init_unique);
         if (init != 0 && head.unique == init) {
-            complete_init(engine, engine->packet, (size_t)got);
+            complete_init(engine, (size_t)got);
             atomic_store(&engine->init_unique, 0);
         }
         const uint32_t number = (uint32_t)(head.unique >> WORKER_SHIFT);
@@ -334,6 +275,20 @@ static void *pump_main(void *argument) {
 }
 
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
+
+/* The content of an output. ENOENT: Python must do it; it is not on this node, or so many threads write already that, if
+ * the disk cannot follow, none would be left for whoever reads. */
+static int do_output(struct fsx_engine *engine, struct fsx_reply *reply) {
+    const bool writes = reply->task.opcode == FUSE_WRITE || reply->task.opcode == FUSE_FALLOCATE;
+    if (!writes)
+        return fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
+    const uint32_t most = engine->settings.workers > READERS_LEAST ? engine->settings.workers - READERS_LEAST : 1;
+    int error = ENOENT;
+    if (atomic_fetch_add(&engine->writers, 1) < most)
+        error = fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
+    atomic_fetch_sub(&engine->writers, 1);
+    return error;
+}
 
 static void handle(struct worker *worker, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
@@ -352,16 +307,28 @@ static void handle(struct worker *worker, size_t bytes) {
     case FSX_SILENCE:
         return;
     case FSX_FORWARD:
-        forward(worker, &request, bytes);
+        if (request.opcode == FUSE_BATCH_FORGET && bytes > FSX_PASS_BYTES)
+            forward_forgets(worker, &request);
+        else
+            forward(worker, &request, bytes);
         return;
     case FSX_READ:
         if (!fsx_content_read(engine->settings.content, &worker->hands, reply.entry, reply.offset, reply.length)) {
-            const int error = cross(worker, &request, &reply);
-            if (error != 0)
-                fsx_device_reply(worker->device, request.unique, NULL, 0, error);
+            cross(worker, &(struct fsx_asked){.kind = FSX_CROSS_READ, .worker = worker->number, .unique = request.unique,
+                                              .number = reply.entry, .offset = reply.offset, .length = reply.length});
             return;
         }
         reply.bytes = reply.length;
+        break;
+    case FSX_OUTPUT:
+        reply.error = do_output(engine, &reply);
+        if (reply.error == ENOENT) {
+            cross_output(worker, &request, &reply.task);
+            return;
+        }
+        break;
+    case FSX_CLOSED:
+        reply.error = tell_closed(worker, request.nodeid);
         break;
     case FSX_REPLY:
         break;
@@ -374,7 +341,7 @@ static void *worker_main(void *argument) {
     struct worker *worker = argument;
     struct fsx_engine *engine = worker->engine;
     while (!atomic_load(&engine->stopping)) {
-        const ssize_t got = read(worker->device, worker->request, REQUEST_BYTES);
+        const ssize_t got = read(worker->device, worker->request, worker->request_bytes);
         if (got > 0) {
             handle(worker, (size_t)got);
             continue;
@@ -403,18 +370,17 @@ static void free_engine(struct fsx_engine *engine) {
         struct worker *worker = &engine->workers[i];
         if (worker->device >= 0)
             close(worker->device);
-        free(worker->request);
+        free(worker->block);
         fsx_hands_free(&worker->hands);
     }
     free(engine->workers);
-    free(engine->slots);
+    fsx_crossings_free(engine->crossings);
     free(engine->packet);
     fsx_sender_free(engine->sender);
     if (engine->settings.socket >= 0)
         close(engine->settings.socket);
     if (engine->settings.wake >= 0)
         close(engine->settings.wake);
-    pthread_cond_destroy(&engine->slot_free);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
 }
@@ -426,8 +392,11 @@ static bool make_workers(struct fsx_engine *engine) {
         worker->number = i;
         worker->device = i == 0 ? fcntl(engine->settings.device, F_DUPFD_CLOEXEC, 0)
                                 : fsx_device_clone(engine->settings.device);
-        worker->request = aligned_alloc(4096, REQUEST_BYTES);
-        if (worker->device < 0 || worker->request == NULL || !fsx_hands_make(&worker->hands))
+        const bool writes = engine->tree.outputs != NULL;
+        worker->request_bytes = writes ? OUTPUT_REQUEST_BYTES : FSX_PASS_BYTES;
+        worker->block = aligned_alloc(PAGE, writes ? FSX_OUTPUT_WRITE_BYTES + 2 * PAGE : FSX_PASS_BYTES);
+        worker->request = writes && worker->block != NULL ? worker->block + PAGE - WRITE_HEAD : worker->block;
+        if (worker->device < 0 || worker->block == NULL || !fsx_hands_make(&worker->hands))
             return false;
     }
     return true;
@@ -440,25 +409,21 @@ static struct fsx_engine *make_engine(const struct fsx_engine_settings *settings
     engine->settings = *settings;
     engine->tree = settings->tree;
     pthread_mutex_init(&engine->lock, NULL);
-    pthread_cond_init(&engine->slot_free, NULL);
     engine->settings.socket = fcntl(settings->socket, F_DUPFD_CLOEXEC, 0);
     engine->settings.wake = fcntl(settings->wake, F_DUPFD_CLOEXEC, 0);
     engine->workers = calloc(settings->workers, sizeof *engine->workers);
-    engine->slots = calloc(SLOTS, sizeof *engine->slots);
+    engine->crossings = fsx_crossings_new(engine->settings.wake);
     engine->packet = aligned_alloc(4096, PACKET_BYTES);
     engine->sender = fsx_sender_new(engine->settings.socket, not_forwarded, engine);
     for (uint32_t i = 0; engine->workers != NULL && i < settings->workers; i++)
         engine->workers[i].device = -1;
-    if (engine->workers == NULL || engine->slots == NULL || engine->packet == NULL || engine->sender == NULL ||
+    if (engine->workers == NULL || engine->crossings == NULL || engine->packet == NULL || engine->sender == NULL ||
         engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
         const int error = errno;
         free_engine(engine);
         errno = error;
         return NULL;
     }
-    for (uint32_t i = 0; i < SLOTS; i++)
-        engine->slots[i].next = i + 1 < SLOTS ? i + 1 : NO_SLOT;
-    engine->first_waiting = engine->last_waiting = NO_SLOT;
     return engine;
 }
 
@@ -495,6 +460,9 @@ struct fsx_engine *fsx_engine_start(const struct fsx_engine_settings *settings) 
     return engine;
 }
 
+void fsx_engine_enter(struct fsx_engine *engine) { atomic_fetch_add(&engine->visitors, 1); }
+void fsx_engine_leave(struct fsx_engine *engine) { atomic_fetch_sub(&engine->visitors, 1); }
+
 bool fsx_engine_ended(struct fsx_engine *engine, int *error) {
     *error = atomic_load(&engine->error);
     return atomic_load(&engine->ended);
@@ -522,6 +490,8 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
         counts->interrupted += FSX_COUNTED(worker->interrupted);
         counts->malformed += FSX_COUNTED(worker->malformed);
     }
+    if (engine->tree.outputs != NULL)
+        fsx_outputs_count(engine->tree.outputs, &counts->outputs);
 }
 _Static_assert(sizeof(struct fsx_read_counts) % sizeof(uint64_t) == 0, "it is an array of 64-bit numbers");
 
@@ -537,14 +507,12 @@ static void drop_devices(struct fsx_engine *engine) {
 
 bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms) {
     atomic_store(&engine->stopping, true);
-    pthread_mutex_lock(&engine->lock);
-    pthread_cond_broadcast(&engine->slot_free);
-    pthread_mutex_unlock(&engine->lock);
+    fsx_crossings_end(engine->crossings);
     shutdown(engine->settings.socket, SHUT_RDWR);
     /* A signal that comes between a worker's look at `stopping` and its read is lost: so again and again. */
     uint32_t running;
     for (uint32_t waited_ms = 0;; waited_ms++) {
-        running = engine->pump_started && !atomic_load(&engine->pump_ended);
+        running = atomic_load(&engine->visitors) + (engine->pump_started && !atomic_load(&engine->pump_ended));
         for (uint32_t i = 0; i < engine->settings.workers; i++)
             if (engine->workers[i].started && !atomic_load(&engine->workers[i].ended)) {
                 pthread_kill(engine->workers[i].thread, WAKE_SIGNAL);

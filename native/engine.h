@@ -1,8 +1,8 @@
 /* engine.h: threads between the kernel and pyfuse3, which answer what they can and pass on the rest.
  *
- *   kernel == /dev/fuse ==> worker threads --- answers.c, content.c ---> kernel
+ *   kernel == /dev/fuse ==> worker threads --- answers.c, content.c, outputs.c ---> kernel
  *                              |    |
- *                              |    +-- reads that need another node: a line of crossings, and an eventfd --> Python
+ *                              |    +-- what needs another node: a line of crossings, and an eventfd --> Python
  *                              +------- all other messages: a SOCK_SEQPACKET socket --> pyfuse3 --> pump thread --> kernel
  *
  * Each worker has its own descriptor of the connection (FUSE_DEV_IOC_CLONE); the kernel wants a reply on the descriptor
@@ -16,32 +16,26 @@
 
 #include "answers.h"
 #include "content.h"
+#include "crossings.h"
 
 #define FSX_ENGINE_WORKERS_MAX 64u
 
 /* Requests that are counted, by the names that stats.json has for them. */
 enum fsx_operation {
     FSX_OP_LOOKUP, FSX_OP_GETATTR, FSX_OP_READLINK, FSX_OP_STATFS, FSX_OP_READDIR, FSX_OP_GETXATTR, FSX_OP_OPEN,
-    FSX_OP_OPENDIR, FSX_OP_READ, FSX_OP_OTHER, FSX_OPERATIONS
+    FSX_OP_OPENDIR, FSX_OP_READ, FSX_OP_WRITE, FSX_OP_OTHER, FSX_OPERATIONS
 };
 
 /* Sums over all threads; those of a moment, taken while they go on. */
 struct fsx_engine_counts {
     struct fsx_latency operations[FSX_OPERATIONS];
     struct fsx_read_counts reads;
+    struct fsx_output_counts outputs;
     uint64_t forwarded, crossings, interrupted, malformed;
 };
 
-/* A read that Python must do. `token` is what it answers with. */
-struct fsx_crossing {
-    uint64_t token;
-    uint32_t entry;
-    uint64_t offset;
-    uint32_t length;
-};
-
 struct fsx_engine_settings {
-    struct fsx_tree tree;
+    struct fsx_tree tree;        /* its outputs must outlive the engine */
     struct fsx_content *content; /* the caller's; must outlive the engine */
     int device;                  /* /dev/fuse of the mount; duplicated */
     int socket;                  /* to pyfuse3; duplicated */
@@ -64,8 +58,18 @@ struct fsx_engine *fsx_engine_start(const struct fsx_engine_settings *settings);
 /* Up to `most` crossings, oldest first, each once; how many there were. */
 size_t fsx_engine_take(struct fsx_engine *engine, struct fsx_crossing *crossings, size_t most);
 
-/* Answer a crossing with `bytes` bytes, or with an errno. Each must be answered exactly once. Any thread. */
+/* Answer a crossing with `bytes` bytes, or with an errno. Each that has a token must be answered exactly once, with this
+ * or with resume. Any thread. */
 void fsx_engine_answer(struct fsx_engine *engine, uint64_t token, const void *data, size_t bytes, int error);
+
+/* The output of a crossing of kind FSX_CROSS_MAKE_LOCAL is here now: do what waits for it, and answer. May block on a
+ * disk. Any thread. */
+void fsx_engine_resume(struct fsx_engine *engine, uint64_t token);
+
+/* Around a call that may be under way while another thread stops the engine. To enter is the caller's to order with stop:
+ * nobody may enter once it was called. */
+void fsx_engine_enter(struct fsx_engine *engine);
+void fsx_engine_leave(struct fsx_engine *engine);
 
 /* Has the kernel ended the connection (an unmount), or has it failed? `error` is the errno of a failure, 0 if none. */
 bool fsx_engine_ended(struct fsx_engine *engine, int *error);

@@ -6,7 +6,6 @@
 #include "module.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdbool.h>
 
 #include "engine.h"
@@ -21,21 +20,20 @@ typedef struct {
     struct fsx_engine_settings settings;
     struct fsx_engine *engine; /* NULL before start and after stop */
     bool abandoned;            /* threads were left behind: nothing may be freed */
-    unsigned int answering;    /* calls of answer() under way without the GIL */
 } EngineObject;
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"index", "marks", "uid", "gid", "hidden", "blocks", "files", "verify", "cache_bytes",
-                               "workers", "shared_readers", "max_background", NULL};
+                               "workers", "shared_readers", "max_background", "outputs", "alone", NULL};
     PyObject *index_object;
     Py_buffer marks;
     unsigned int uid, gid, workers, shared_readers, max_background;
-    int verify;
+    int verify, outputs = -1, alone = 1;
     long long hidden;
     unsigned long long blocks, files, cache_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII", keywords, &index_object, &marks, &uid, &gid, &hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ip", keywords, &index_object, &marks, &uid, &gid, &hidden,
                                      &blocks, &files, &verify, &cache_bytes, &workers, &shared_readers,
-                                     &max_background))
+                                     &max_background, &outputs, &alone))
         return NULL;
     const struct fsx_index *index = fsx_index_of(index_object);
     EngineObject *self = NULL;
@@ -59,6 +57,13 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         PyErr_NoMemory();
         goto fail;
     }
+    if (outputs >= 0) {
+        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0);
+        if (self->settings.tree.outputs == NULL) {
+            PyErr_SetFromErrno(PyExc_OSError);
+            goto fail;
+        }
+    }
     self->index = Py_NewRef(index_object);
     self->marks = marks;
     return (PyObject *)self;
@@ -74,6 +79,7 @@ static void engine_dealloc(EngineObject *self) {
         self->abandoned = true;
     if (!self->abandoned) {
         fsx_content_free(self->settings.content);
+        fsx_outputs_free(self->settings.tree.outputs);
         if (self->index != NULL) {
             PyBuffer_Release(&self->marks);
             Py_DECREF(self->index);
@@ -130,8 +136,8 @@ static PyObject *engine_take(EngineObject *self, PyObject *unused) {
     PyObject *result = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; result != NULL && i < count; i++) {
         const struct fsx_crossing *c = &crossings[i];
-        PyObject *item = Py_BuildValue("KIKI", (unsigned long long)c->token, c->entry, (unsigned long long)c->offset,
-                                       c->length);
+        PyObject *item = Py_BuildValue("KiKKK", (unsigned long long)c->token, (int)c->kind, (unsigned long long)c->number,
+                                       (unsigned long long)c->offset, (unsigned long long)c->length);
         if (item == NULL)
             Py_CLEAR(result);
         else
@@ -147,13 +153,28 @@ static PyObject *engine_answer(EngineObject *self, PyObject *args) {
         return NULL;
     if (self->engine != NULL) { /* who answers after the end speaks to nobody */
         struct fsx_engine *engine = self->engine;
-        self->answering++;
+        fsx_engine_enter(engine);
         Py_BEGIN_ALLOW_THREADS
         fsx_engine_answer(engine, token, data.buf, (size_t)data.len, 0);
+        fsx_engine_leave(engine);
         Py_END_ALLOW_THREADS
-        self->answering--;
     }
     PyBuffer_Release(&data);
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_resume(EngineObject *self, PyObject *argument) {
+    const unsigned long long token = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    if (self->engine != NULL) {
+        struct fsx_engine *engine = self->engine;
+        fsx_engine_enter(engine);
+        Py_BEGIN_ALLOW_THREADS
+        fsx_engine_resume(engine, token);
+        fsx_engine_leave(engine);
+        Py_END_ALLOW_THREADS
+    }
     Py_RETURN_NONE;
 }
 
@@ -200,18 +221,70 @@ static PyObject *engine_stop(EngineObject *self, PyObject *argument) {
     struct fsx_engine *engine = self->engine;
     bool stopped = true;
     if (engine != NULL) {
-        self->engine = NULL; /* nobody else may touch it while it ends */
-        while (self->answering > 0) { /* a copy into the kernel, some microseconds */
-            Py_BEGIN_ALLOW_THREADS
-            poll(NULL, 0, 1);
-            Py_END_ALLOW_THREADS
-        }
+        self->engine = NULL; /* nobody else may enter while it ends */
         Py_BEGIN_ALLOW_THREADS
         stopped = fsx_engine_stop(engine, (uint32_t)limit_ms);
         Py_END_ALLOW_THREADS
         self->abandoned = !stopped;
     }
     return PyBool_FromLong(stopped);
+}
+
+/* ---- outputs ------------------------------------------------------------------------------------------------------ */
+
+static struct fsx_outputs *outputs_of(const EngineObject *self) {
+    if (self->settings.tree.outputs == NULL)
+        PyErr_SetString(PyExc_ValueError, "the engine was made without outputs");
+    return self->settings.tree.outputs;
+}
+
+static PyObject *engine_add_name(EngineObject *self, PyObject *args) {
+    unsigned long long parent;
+    Py_buffer name;
+    if (!PyArg_ParseTuple(args, "Ky*", &parent, &name))
+        return NULL;
+    struct fsx_outputs *outputs = outputs_of(self);
+    const bool added = outputs != NULL && fsx_outputs_add_name(outputs, parent, name.buf, (size_t)name.len);
+    PyBuffer_Release(&name);
+    if (outputs == NULL)
+        return NULL;
+    if (!added)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_remove_name(EngineObject *self, PyObject *args) {
+    unsigned long long parent;
+    Py_buffer name;
+    if (!PyArg_ParseTuple(args, "Ky*", &parent, &name))
+        return NULL;
+    struct fsx_outputs *outputs = outputs_of(self);
+    const bool there = outputs != NULL && fsx_outputs_remove_name(outputs, parent, name.buf, (size_t)name.len);
+    PyBuffer_Release(&name);
+    return outputs == NULL ? NULL : PyBool_FromLong(there);
+}
+
+static PyObject *engine_mix(EngineObject *self, PyObject *argument) {
+    const unsigned long entry = PyLong_AsUnsignedLong(argument);
+    struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
+    if (outputs == NULL)
+        return NULL;
+    if (entry > UINT32_MAX || !fsx_outputs_mix(outputs, (uint32_t)entry)) {
+        PyErr_SetString(PyExc_ValueError, "there is no such entry");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_drop(EngineObject *self, PyObject *argument) {
+    const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
+    struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
+    if (outputs == NULL)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    fsx_outputs_drop(outputs, inode);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
@@ -224,7 +297,7 @@ static PyObject *latency_tuple(const struct fsx_latency *latency) {
 
 static bool add_operations(PyObject *result, const struct fsx_engine_counts *counts) {
     static const char *const NAMES[FSX_OPERATIONS] = {"lookup", "getattr", "readlink", "statfs", "readdir",
-                                                      "getxattr", "open", "opendir", "read", "other"};
+                                                      "getxattr", "open", "opendir", "read", "write", "other"};
     for (int op = 0; op < FSX_OPERATIONS; op++) {
         if (counts->operations[op].count == 0)
             continue;
@@ -257,7 +330,7 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
         (unsigned long long)r->origin[o].fetches, (unsigned long long)r->origin[o].fetched_bytes
         result = Py_BuildValue(
             "{s:O,s:{s:(KKKK),s:(KKKK),s:(KKKK)},s:(KK),s:K,s:K,s:K,s:K,s:K,s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-            "s:(IIK)}",
+            "s:(IIK),s:(KKKK)}",
             "operations", operations, "sources", "local", ORIGIN(FSX_LOCAL), "shared", ORIGIN(FSX_SHARED), "cache",
             ORIGIN(FSX_CACHE), "verification", (unsigned long long)r->checked_chunks,
             (unsigned long long)r->checked_bytes, "direct_reads", (unsigned long long)r->direct, "forwarded",
@@ -267,7 +340,9 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
             (unsigned long long)cache.used_bytes, "chunks", (unsigned long long)cache.chunks, "hits",
             (unsigned long long)cache.hits, "misses", (unsigned long long)cache.misses, "joined_loads",
             (unsigned long long)cache.waits, "evictions", (unsigned long long)cache.evictions, "failed_loads",
-            (unsigned long long)cache.failed, "kernel", kernel.major, kernel.minor, (unsigned long long)kernel.flags);
+            (unsigned long long)cache.failed, "kernel", kernel.major, kernel.minor, (unsigned long long)kernel.flags,
+            "outputs", (unsigned long long)counts->outputs.reads, (unsigned long long)counts->outputs.read_bytes,
+            (unsigned long long)counts->outputs.writes, (unsigned long long)counts->outputs.written_bytes);
 #undef ORIGIN
     }
     Py_XDECREF(operations);
@@ -280,10 +355,15 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
 static PyMethodDef engine_methods[] = {
     {"use", (PyCFunction)engine_use, METH_VARARGS, "use(partition, fd, number, verified) -> whether it is read from this file now"},
     {"start", (PyCFunction)engine_start, METH_VARARGS, "start(device, socket, wake): start the threads"},
-    {"take", (PyCFunction)engine_take, METH_NOARGS, "take() -> [(token, entry, offset, length)] of reads for Python"},
+    {"take", (PyCFunction)engine_take, METH_NOARGS, "take() -> [(token, kind, number, offset, length)] for Python to do"},
     {"answer", (PyCFunction)engine_answer, METH_VARARGS, "answer(token, data)"},
+    {"resume", (PyCFunction)engine_resume, METH_O, "resume(token): the output is here, do what waits for it"},
     {"fail", (PyCFunction)engine_fail, METH_VARARGS, "fail(token, errno)"},
     {"keep", (PyCFunction)engine_keep, METH_VARARGS, "keep(entry, chunk, content): put a chunk into the cache"},
+    {"add_name", (PyCFunction)engine_add_name, METH_VARARGS, "add_name(parent, name): there is such an output"},
+    {"remove_name", (PyCFunction)engine_remove_name, METH_VARARGS, "remove_name(parent, name) -> whether it was there"},
+    {"mix", (PyCFunction)engine_mix, METH_O, "mix(entry): this directory of the dataset has outputs"},
+    {"drop", (PyCFunction)engine_drop, METH_O, "drop(inode): the file of this output is gone, or another one"},
     {"ended", (PyCFunction)engine_ended, METH_NOARGS, "ended() -> (whether the connection is at its end, errno or 0)"},
     {"statistics", (PyCFunction)engine_statistics, METH_NOARGS, "statistics() -> dict of counters"},
     {"stop", (PyCFunction)engine_stop, METH_O, "stop(limit_ms) -> whether all threads have ended"},

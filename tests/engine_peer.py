@@ -2,9 +2,14 @@
 
 Started by test_engines.py, which takes the kernel's place. Everything but the mount is the real thing: the core, the
 handlers, pyfuse3, the C engine with one thread. Ends with its parent.
+
+With ``outputs FD FOLDER`` the native engine has outputs, for test_native_outputs.py: FOLDER/objects has their content,
+FOLDER/remote that of another node, and FOLDER/closed takes the numbers of those that were closed.
 """
 
 import ctypes
+import errno
+import os
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +22,7 @@ from fanstore.core.node import Node, NodeSettings
 from fanstore.core.placement import place
 from fanstore.core.reader import Verify
 from fanstore.core.statistics import Statistics
+from fanstore.errors import FanstoreError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import ReadOnlyOperations
@@ -24,7 +30,35 @@ from fanstore.fuse.operations import ReadOnlyOperations
 _PR_SET_PDEATHSIG = 1
 
 
-async def serve(prepared: Path, engine: str, connection: int) -> None:
+class Outputs:
+    """Another node is a folder. An inode that it does not have is a stale one; the last of all is an error of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.directory_fd = os.open(folder / "objects", os.O_RDONLY | os.O_DIRECTORY)
+
+    def _content(self, inode: int) -> bytes:
+        if inode == (1 << 48) - 1:
+            raise FanstoreError("this one is damaged")
+        try:
+            return (self._folder / "remote" / f"{inode:x}").read_bytes()
+        except FileNotFoundError:
+            raise OSError(errno.ESTALE, "no such file there") from None
+
+    async def read(self, inode: int, offset: int, length: int) -> memoryview:
+        return memoryview(self._content(inode))[offset : offset + length]
+
+    async def make_local(self, inode: int) -> None:
+        partial = self._folder / "objects" / "partial"
+        partial.write_bytes(self._content(inode))
+        partial.rename(self._folder / "objects" / f"{inode:x}")
+
+    def closed(self, inode: int) -> None:
+        with open(self._folder / "closed", "a") as file:
+            print(f"{inode:x}", file=file)
+
+
+async def serve(prepared: Path, engine: str, connection: int, folder: Path | None) -> None:
     dataset = PreparedDataset.open(prepared)
     statistics = Statistics()
     parts = dataset.manifest.partitions
@@ -36,7 +70,16 @@ async def serve(prepared: Path, engine: str, connection: int) -> None:
         pyfuse3.init(operations, f"/dev/fd/{connection}", set())
         await pyfuse3.main()
         return
-    native = NativeEngine(dataset.index, node.namespace, node.store, node.reader, statistics, 1 << 30, workers=1)
+    outputs = Outputs(folder) if folder is not None else None
+    native = NativeEngine(
+        dataset.index, node.namespace, node.store, node.reader, statistics, 1 << 30, workers=1, outputs=outputs
+    )
+    if outputs is not None:
+        native.add_name(1 << 40, b"announced")
+        native.add_name(1 << 40, b"taken back")
+        native.remove_name(1 << 40, b"taken back")
+        native.mix(0)
+        native.drop(1 << 40)
     pyfuse3.init(operations, f"/dev/fd/{native.socket.fileno()}", set())
     native.socket.detach()
     native.start(connection)
@@ -50,4 +93,4 @@ async def serve(prepared: Path, engine: str, connection: int) -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    trio.run(serve, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    trio.run(serve, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4:] else None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 LOOKUP, FORGET, GETATTR, READLINK, OPEN, READ, STATFS, RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
 GETXATTR, LISTXATTR, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, ACCESS = 22, 23, 25, 26, 27, 28, 29, 34
 INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS, LSEEK = 36, 39, 42, 44, 46
+SETATTR, WRITE, FSYNC, FSYNCDIR, FALLOCATE = 4, 16, 20, 30, 43
 
 _IN = struct.Struct("<IIQQIIII")
 _OUT = struct.Struct("<IiQ")
@@ -20,9 +21,14 @@ _ENTRY = struct.Struct("<QQQQII")
 _ENTRY_NAMES = ["nodeid", "generation", "entry_valid", "attr_valid", "entry_valid_nsec", "attr_valid_nsec"]
 _DIRENT = struct.Struct("<QQII")
 
-#: What Linux 6.18 offers in INIT, as far as it matters here: ASYNC_READ, DO_READDIRPLUS, PARALLEL_DIROPS, MAX_PAGES,
-#: CACHE_SYMLINKS, NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT, AUTO_INVAL_DATA, ATOMIC_O_TRUNC, INIT_EXT.
-OFFERED = 1 | 1 << 13 | 1 << 18 | 1 << 22 | 1 << 23 | 1 << 17 | 1 << 24 | 1 << 12 | 1 << 3 | 1 << 30
+#: Flags of INIT.
+ATOMIC_O_TRUNC, BIG_WRITES, AUTO_INVAL_DATA, WRITEBACK_CACHE = 1 << 3, 1 << 5, 1 << 12, 1 << 16
+NO_OPEN_SUPPORT, MAX_PAGES = 1 << 17, 1 << 22
+
+#: What Linux 6.18 offers in INIT, as far as it matters here: those above, and ASYNC_READ, DO_READDIRPLUS,
+#: PARALLEL_DIROPS, CACHE_SYMLINKS, NO_OPENDIR_SUPPORT, INIT_EXT.
+OFFERED = 1 | 1 << 13 | 1 << 18 | 1 << 23 | 1 << 24 | 1 << 30
+OFFERED |= ATOMIC_O_TRUNC | BIG_WRITES | AUTO_INVAL_DATA | WRITEBACK_CACHE | NO_OPEN_SUPPORT | MAX_PAGES
 LARGEST = 1 << 21
 
 
@@ -41,11 +47,11 @@ class Kernel:
         init: the answer to INIT.
     """
 
-    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+    def __init__(self, connection: socket.socket, limit_s: float, offered: int = OFFERED) -> None:
         self._connection = connection
         self._connection.settimeout(limit_s)
         self._unique = 0
-        arguments = struct.pack("<IIIII44x", 7, 38, 1 << 20, OFFERED, 0)
+        arguments = struct.pack("<IIIII44x", 7, 38, 1 << 20, offered, 0)
         self.init = self.ask(INIT, 0, arguments)
 
     def close(self) -> None:
@@ -78,6 +84,18 @@ class Kernel:
 def read_arguments(node: int, offset: int, size: int) -> bytes:
     """For READ, READDIR and READDIRPLUS; handles are inode numbers."""
     return struct.pack("<QQIIQII", node, offset, size, 0, 0, 0, 0)
+
+
+def write_arguments(offset: int, data: bytes, size: int | None = None) -> bytes:
+    return struct.pack("<QQIIQII", 0, offset, len(data) if size is None else size, 0, 0, 0, 0) + data
+
+
+def fallocate_arguments(mode: int, offset: int, length: int) -> bytes:
+    return struct.pack("<QQQII", 0, offset, length, mode, 0)
+
+
+def lseek_arguments(offset: int, whence: int) -> bytes:
+    return struct.pack("<QQII", 0, offset, whence, 0)
 
 
 def getxattr_arguments(name: bytes, size: int) -> bytes:

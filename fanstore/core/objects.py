@@ -6,7 +6,7 @@ nodes or ``--output``. The native engine reads and writes the same files. Trio t
 ``sync``; calls of the local disk are short.
 
 Whether a file has changed is seen by its size and ctime, which every write sets and no program can set back. Clocks of
-file systems tick every few milliseconds, so a file that has just been looked at may change again without a trace: for
+file systems tick every few milliseconds, so a file that was changed a moment ago may change again without a trace: for
 RACY_NS it is taken for changed. Who copies it waits longer than that first, and so copies such a change as well.
 """
 
@@ -45,7 +45,7 @@ class Objects:
 
     Attributes:
         directory_fd: descriptor of the directory, for the native engine.
-        _clean: by inode, the state that was last made known, and when (time.monotonic_ns).
+        _clean: by inode, the state that was last made known, and when, if it had just been changed then.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -170,7 +170,8 @@ class Objects:
 
     def set_clean(self, inode: int, stamp: Stamp) -> None:
         """The content with this stamp is known to all."""
-        self._clean[inode] = (stamp, time.monotonic_ns())
+        racy = time.time_ns() - stamp.ctime_ns < RACY_NS
+        self._clean[inode] = (stamp, time.monotonic_ns() if racy else -RACY_NS)
 
     def all(self) -> Iterator[int]:
         """The inode numbers of all contents that are here."""

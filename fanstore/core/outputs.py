@@ -57,6 +57,8 @@ PIECE_LIMIT_S = 10.0
 SYNC_LIMIT_S = 60.0
 
 _PIECE = b"="
+#: Not for files: the mount is nosuid, and to take them away at each write, as POSIX wants, would cost a message.
+_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _USER = b"user."
 
 
@@ -72,8 +74,8 @@ class Kernel(Protocol):
     def dropped(self, inode: int) -> None:
         """The content of an output is not here any more, or is another one."""
 
-    async def settle(self, directories: set[int]) -> None:
-        """Until the kernel of this node does not believe its old listings of these directories any more."""
+    async def settle(self, inodes: set[int]) -> None:
+        """Until the kernel of this node does not believe its old listings and contents of these any more."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ class Outputs:
             "files": len(files),
             "directories": sum(output.is_directory for output in named),
             "bytes": sum(self._attributes_of(output).size for output in files),
+            "being_written": sum(map(self.objects.is_changed, self.objects.all())),
             "directory": None if self._shelf is None else str(self._shelf.directory),
         }
         if self.saver is not None:
@@ -265,9 +268,14 @@ class Outputs:
             raise RefusedError(error.errno or errno.EIO) from error
 
     async def settle(self, effect: Effect) -> None:
-        if self._kernel is not None and not self.alone:
-            directories = {place.parent for place in (*effect.appeared, *effect.vanished)}
-            await self._kernel.settle(directories)
+        if self._kernel is None or self.alone:
+            return
+        stale = {place.parent for place in (*effect.appeared, *effect.vanished)}
+        for inode in effect.changed:
+            output = self.tree.outputs.get(inode)
+            if output is not None and output.is_file and output.holder != self.rank and inode in self._lookups:
+                stale.add(inode)
+        await self._kernel.settle(stale)
 
     def _supersede(self, inode: int) -> None:
         """Another node has made a newer content known: ours is old, unless it was changed here as well."""
@@ -344,6 +352,8 @@ class Outputs:
 
     async def create(self, parent: int, name: bytes, mode: int, exclusive: bool) -> int:
         """A new, empty file, or with ``exclusive`` off one that another node has just made. Raises RefusedError."""
+        if mode & _SPECIAL_BITS:
+            raise RefusedError(errno.EPERM)
         wanted = ("create", parent, name, stat.S_IFREG | stat.S_IMODE(mode), time.time_ns(), self.rank, exclusive)
         inode = await self._council.decide(wanted)
         output = self.tree.outputs.get(inode)
@@ -373,6 +383,8 @@ class Outputs:
     async def set_attributes(self, inode: int, mode: int | None, mtime_ns: int | None) -> None:
         """chmod and utimensat."""
         output = self.get(inode)
+        if mode is not None and output.is_file and mode & _SPECIAL_BITS:
+            raise RefusedError(errno.EPERM)
         if mtime_ns is not None and output.is_file and self.objects.find(inode) is not None:
             known = self.objects.is_known(inode)
             self.objects.set_time(inode, mtime_ns)

@@ -147,6 +147,7 @@ class OutputTree:
         self._standing_in: dict[int, set[int]] = {}
         self._dataset = dataset
         self._children: dict[int, dict[bytes, int]] = {}
+        self._subdirectories: dict[int, int] = {}
         self._times: dict[int, int] = {}
         self._next = FIRST_OUTPUT
         self._apply: dict[str, Callable[..., Effect]] = {
@@ -192,7 +193,7 @@ class OutputTree:
 
     def subdirectories(self, directory: int) -> int:
         """How many of the outputs in a directory are directories."""
-        return sum(self.outputs[inode].is_directory for inode in self._children.get(directory, {}).values())
+        return self._subdirectories.get(directory, 0)
 
     def path(self, place: Place) -> bytes:
         """Where a name is, relative to the root of the mount."""
@@ -287,15 +288,24 @@ class OutputTree:
         inode = Inode(self._next)
         self._next += 1
         output = self.outputs[inode] = Output(inode, place, mode, mtime_ns)
-        self._children.setdefault(place.parent, {})[place.name] = inode
+        self._put(output, place)
         self._touch(place.parent, mtime_ns)
         return output
+
+    def _put(self, output: Output, place: Place) -> None:
+        """The output gets a name."""
+        output.place = place
+        self._children.setdefault(place.parent, {})[place.name] = output.inode
+        if output.is_directory:
+            self._subdirectories[place.parent] = self._subdirectories.get(place.parent, 0) + 1
 
     def _take_away(self, output: Output) -> Place:
         """The output loses its name."""
         place = output.place
         assert place is not None
         del self._children[place.parent][place.name]
+        if output.is_directory:
+            self._subdirectories[place.parent] -= 1
         output.place = None
         return place
 
@@ -354,8 +364,7 @@ class OutputTree:
             self._take_away(victim)
             self._drop_unseen(victim)
         self._take_away(output)
-        output.place = new
-        self._children.setdefault(to, {})[to_name] = output.inode
+        self._put(output, new)
         self._touch(parent, mtime_ns)
         self._touch(to, mtime_ns)
         victims = () if victim is None else (victim,)
@@ -469,6 +478,8 @@ class OutputTree:
             for name, inode in names.items():
                 assert self.outputs[inode].place == Place(directory, name)
                 assert directory < FIRST_OUTPUT or self.outputs[directory].is_directory
+            directories = sum(self.outputs[inode].is_directory for inode in names.values())
+            assert directories == self.subdirectories(directory)
         named = {inode for names in self._children.values() for inode in names.values()}
         assert named == {inode for inode, output in self.outputs.items() if output.place is not None}
         for place, inode in self.standing.items():

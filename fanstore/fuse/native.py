@@ -1,8 +1,8 @@
 """The native engine: C threads in front of pyfuse3 (native/engine.h), and what they need from Python.
 
-Owns the C engine, the socket between it and pyfuse3, and the eventfd by which it asks for reads that it cannot do. All
-meaning stays with the core: a read that crosses over here is the reader's. Calls come from the trio thread, but for
-``_publish``, which the store makes on any.
+Owns the C engine, the socket between it and pyfuse3, and the eventfd by which it asks for what it cannot do. All
+meaning stays with the core: a read that crosses over here is the reader's, an output is that of ``OutputContent``.
+Calls come from the trio thread, but for ``_publish``, which the store makes on any, and for what is said of outputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from enum import IntEnum
+from typing import Any, Protocol
 
 import pyfuse3
 import trio
@@ -26,7 +27,7 @@ from fanstore.core.namespace import Namespace
 from fanstore.core.reader import Reader, Verify
 from fanstore.core.statistics import EngineCounters, Source, Statistics
 from fanstore.core.store import PartitionFile, PartitionStore
-from fanstore.errors import CorruptDataError
+from fanstore.errors import CorruptDataError, FanstoreError
 from fanstore.format.index import Index
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,10 @@ RESERVED_WORKERS = 4
 #: Read requests that the kernel keeps under way at once; its default of 12 starves a node with many loader processes.
 MAX_BACKGROUND = 128
 
-#: Largest message between the engine and pyfuse3, with some room: REQUEST_BYTES of native/engine.c.
+#: Writes to outputs that were just brought here, at once: each holds a thread while a disk works.
+RESUMED_MOST = 8
+
+#: Largest message between the engine and pyfuse3, with some room: FSX_PASS_BYTES of native/passing.h.
 PACKET_BYTES = 160 << 10
 
 #: Milliseconds for threads to end once they are told to; only one that hangs in a read of a dead disk needs longer.
@@ -53,11 +57,43 @@ _FUSE_PASSTHROUGH, _FUSE_OVER_IO_URING = 1 << 37, 1 << 41
 _VERIFY = {Verify.FIRST: 0, Verify.ALWAYS: 1, Verify.NEVER: 2}
 
 
+class _Kind(IntEnum):
+    """What the engine asks for: enum fsx_crossing_kind of native/crossings.h."""
+
+    READ = 0
+    OUTPUT_READ = 1
+    MAKE_LOCAL = 2
+    CLOSED = 3
+
+
+class OutputContent(Protocol):
+    """What the engine needs of outputs: where their content is if it is on this node, and how to get at the rest.
+
+    The content of an output is the file in ``directory_fd`` that has the inode number, in hexadecimal, for its name. It
+    appears there under its name when it is whole, and the engine reads and writes it from then on.
+    """
+
+    @property
+    def directory_fd(self) -> int: ...
+
+    async def read(self, inode: int, offset: int, length: int) -> bytes | memoryview:
+        """Bytes of an output that is not on this node; less than ``length`` only at its end. Raises FanstoreError or
+        OSError."""
+
+    async def make_local(self, inode: int) -> None:
+        """Bring the content to this node, because somebody writes. Several may ask at once. Raises OSError with the
+        error number for the writer."""
+
+    def closed(self, inode: int) -> None:
+        """Somebody has closed the output, in a job of one node: told before the one who closes goes on."""
+
+
 class NativeEngine:
     """One C engine.
 
     Attributes:
         socket: pyfuse3's end of the socket pair; belongs to libfuse once it was given to it.
+        _outputs: None if nothing can be written.
         _budget: descriptors that may still be published; guarded by ``_lock``.
         _stopped: the C engine has ended; counters are those of that moment.
     """
@@ -71,9 +107,18 @@ class NativeEngine:
         statistics: Statistics,
         cache_bytes: int,
         workers: int | None = None,
+        outputs: OutputContent | None = None,
+        alone: bool = True,
     ) -> None:
-        """``workers``: number of threads; None for as many as suit the machine."""
+        """Raises OSError.
+
+        Args:
+            workers: number of threads; None for as many as suit the machine.
+            outputs: None if nothing can be written.
+            alone: the job has one node, so that the kernel may believe for long what it was told.
+        """
         self._reader = reader
+        self._outputs = outputs
         self._statistics = statistics
         cores = len(os.sched_getaffinity(0))
         self.workers = workers or min(max(WORKERS_LEAST, WORKERS_PER_CORE * cores), WORKERS_MOST)
@@ -91,12 +136,15 @@ class NativeEngine:
             workers=self.workers,
             shared_readers=max(1, self.workers - RESERVED_WORKERS),
             max_background=MAX_BACKGROUND,
+            outputs=-1 if outputs is None else outputs.directory_fd,
+            alone=alone,
         )
         self._ours, self.socket = _socket_pair()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         # Two descriptors per file, one of them for direct I/O; the store itself may use half of all.
         self._budget = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
+        self._resumed = trio.CapacityLimiter(RESUMED_MOST)
         self._stopped = False
         self._last: dict[str, Any] = {}
         statistics.engine = self
@@ -121,6 +169,24 @@ class NativeEngine:
             with self._lock:
                 self._budget += 1
 
+    # --- outputs ---
+
+    def add_name(self, parent: int, name: bytes) -> None:
+        """There is an output of this name; counted. Before the kernel is told so. From any thread, as all of these."""
+        self._engine.add_name(parent, name)
+
+    def remove_name(self, parent: int, name: bytes) -> None:
+        """The opposite of ``add_name``."""
+        self._engine.remove_name(parent, name)
+
+    def mix(self, entry: int) -> None:
+        """This directory of the dataset has outputs in it: from now on Python answers for it."""
+        self._engine.mix(entry)
+
+    def drop(self, inode: int) -> None:
+        """The file of this output has no name any more, or is another one: to be called after that, not before."""
+        self._engine.drop(inode)
+
     # --- life ---
 
     def start(self, device: int) -> None:
@@ -128,15 +194,23 @@ class NativeEngine:
         self._engine.start(device, self._ours.fileno(), self._wake)
 
     async def run(self) -> None:
-        """Do the reads that the engine asks for, until the connection to the kernel has ended. Raises OSError."""
+        """Do what the engine asks for, until the connection to the kernel has ended. Raises OSError."""
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.lowlevel.wait_readable(self._wake)
                 os.eventfd_read(self._wake)
+                ended, code = self._engine.ended()  # before the last look at the line: what was closed is not lost
                 while crossings := self._engine.take():
-                    for crossing in crossings:
-                        nursery.start_soon(self._read, *crossing)
-                ended, code = self._engine.ended()
+                    for token, kind, number, offset, length in crossings:
+                        match kind:
+                            case _Kind.READ:
+                                nursery.start_soon(self._read, token, number, offset, length)
+                            case _Kind.OUTPUT_READ:
+                                nursery.start_soon(self._read_output, token, number, offset, length)
+                            case _Kind.MAKE_LOCAL:
+                                nursery.start_soon(self._make_local, token, number)
+                            case _Kind.CLOSED:
+                                self._closed(number)
                 if ended:
                     break
             nursery.cancel_scope.cancel()
@@ -163,6 +237,42 @@ class NativeEngine:
             if number != 0:
                 self._engine.fail(token, number)
             self._statistics.record("read", time.perf_counter_ns() - start_ns, number != 0)
+
+    async def _read_output(self, token: int, inode: int, offset: int, length: int) -> None:
+        assert self._outputs is not None
+        start_ns = time.perf_counter_ns()
+        number = errno.EIO
+        try:
+            self._engine.answer(token, await self._outputs.read(inode, offset, length))
+            number = 0
+        except Exception as error:  # noqa: BLE001 -- one request fails, not the daemon
+            number = _error_number("read", error)
+        finally:
+            if number != 0:
+                self._engine.fail(token, number)
+            self._statistics.record("read", time.perf_counter_ns() - start_ns, number != 0)
+
+    async def _make_local(self, token: int, inode: int) -> None:
+        assert self._outputs is not None
+        start_ns = time.perf_counter_ns()
+        number = errno.EIO
+        try:
+            await self._outputs.make_local(inode)
+            await trio.to_thread.run_sync(self._engine.resume, token, limiter=self._resumed)
+            number = 0
+        except Exception as error:  # noqa: BLE001 -- one request fails, not the daemon
+            number = _error_number("write", error)
+        finally:
+            if number != 0:
+                self._engine.fail(token, number)
+            self._statistics.record("write", time.perf_counter_ns() - start_ns, number != 0)
+
+    def _closed(self, inode: int) -> None:
+        assert self._outputs is not None
+        try:
+            self._outputs.closed(inode)
+        except Exception as error:
+            log.error("unexpected error in close; please report it", exc_info=error)
 
     def stop(self) -> bool:
         """End the threads, and with them the connection to the kernel. False if some hang and were left behind."""
@@ -202,6 +312,7 @@ class NativeEngine:
         raw = self._raw()
         operations = raw.get("operations", {})
         major, minor, flags = raw.get("kernel", (0, 0, 0))
+        reads, read_bytes, writes, written_bytes = raw.get("outputs", (0, 0, 0, 0))
         forwarded, crossings = raw.get("forwarded", 0), raw.get("crossings", 0)
         return {
             "name": "native",
@@ -214,12 +325,29 @@ class NativeEngine:
             "malformed": raw.get("malformed", 0),
             "direct_reads": raw.get("direct_reads", 0),
             "cache": raw.get("cache", {}),
+            "outputs": {
+                "reads": reads,
+                "read_bytes": read_bytes,
+                "writes": writes,
+                "written_bytes": written_bytes,
+            },
             "kernel": {
                 "protocol": f"{major}.{minor}",
                 "passthrough": _offer(flags, _FUSE_PASSTHROUGH),
                 "io_uring": _offer(flags, _FUSE_OVER_IO_URING),
             },
         }
+
+
+def _error_number(operation: str, error: Exception) -> int:
+    """For the process that reads or writes an output."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    if isinstance(error, FanstoreError):
+        log.debug("%s of an output answered with EIO: %s", operation, error)
+    else:
+        log.error("unexpected error in %s, answered with EIO; please report it", operation, exc_info=error)
+    return errno.EIO
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

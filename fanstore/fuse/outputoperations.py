@@ -320,7 +320,7 @@ class NamesCache(Protocol):
 
     def add_name(self, parent: int, name: bytes) -> None: ...
     def remove_name(self, parent: int, name: bytes) -> None: ...
-    def mix(self, inode: int) -> None: ...
+    def mix(self, entry: int) -> None: ...
     def drop(self, inode: int) -> None: ...
 
 
@@ -334,7 +334,7 @@ class KernelNames:
         if self._engine is not None:
             self._engine.add_name(place.parent, place.name)
             if place.parent < FIRST_OUTPUT:
-                self._engine.mix(place.parent)
+                self._engine.mix(place.parent - 1)
 
     def vanished(self, place: Place) -> None:
         if self._engine is not None:
@@ -344,11 +344,11 @@ class KernelNames:
         if self._engine is not None:
             self._engine.drop(inode)
 
-    async def settle(self, directories: set[int]) -> None:
-        """The kernel drops what it has cached of listings. In a thread: it waits for pages that are being filled."""
-        for directory in directories:
+    async def settle(self, inodes: set[int]) -> None:
+        """The kernel drops what it has cached. In a thread: it waits for pages that are being filled."""
+        for inode in inodes:
             try:
-                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, pyfuse3.InodeT(directory))
+                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, pyfuse3.InodeT(inode))
             except OSError as error:
-                if error.errno != errno.ENOENT:  # it does not know the directory: so much the better
-                    log.debug("the kernel keeps its listing of %d: %s", directory, error)
+                if error.errno != errno.ENOENT:  # it does not know it: so much the better
+                    log.debug("the kernel keeps what it has of %d: %s", inode, error)

@@ -77,8 +77,11 @@ class OutputLife:
 
     # --- start ---
 
-    async def open(self, job: Job) -> None:
-        """Rank 0 looks at what there is in ``--output``; the others get to know it. Collective. Raises MountError."""
+    async def open(self, job: Job) -> str | None:
+        """Rank 0 looks at what there is in ``--output``; the others get to know it. Collective.
+
+        MountError if rank 0 cannot; what is wrong if it is only this node that cannot use it.
+        """
         message = b""
         if job.rank == 0:
             try:
@@ -92,8 +95,14 @@ class OutputLife:
             raise refused
         self._token, found = rest
         self._found = [Found(*item) for item in found]
-        if self._writing.output is not None:
-            self._shelf = Shelf(self._writing.output, COPIES_PREFIX + self._token)
+        if self._writing.output is None:
+            return None
+        shelf = self._shelf = Shelf(self._writing.output, COPIES_PREFIX + self._token)
+        try:
+            await trio.to_thread.run_sync(shelf.open, abandon_on_cancel=True)
+        except OSError as error:
+            return f"cannot use --output {self._writing.output}: {error.strerror or error}"
+        return None
 
     def _look(self) -> tuple[str, list[Found]]:
         token = secrets.token_hex(6)
@@ -102,15 +111,6 @@ class OutputLife:
         shelf = Shelf(self._writing.output, COPIES_PREFIX + token)
         shelf.open()
         return token, list(shelf.scan())
-
-    def check(self) -> None:
-        """In a thread, on each node: the directory must be the same everywhere. Raises MountError."""
-        if self._shelf is None:
-            return
-        try:
-            self._shelf.open()
-        except OSError as error:
-            raise MountError(f"cannot use --output {self._writing.output}: {error.strerror or error}") from error
 
     def build(self, node: Node, job: Job, directory: JobDirectory, statistics: Statistics) -> Outputs:
         """The outputs of this node. Raises MountError."""

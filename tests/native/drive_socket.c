@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #define LARGEST (128u << 10)
-#define SLOTS 4096u /* of native/engine.c */
+#define SLOTS 4096u /* of native/crossings.c */
 
 struct reply {
     struct fuse_out_header head;

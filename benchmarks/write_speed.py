@@ -1,0 +1,158 @@
+"""How fast programs write through the mount beside the same program on the disk underneath, in one run.
+
+Example: python benchmarks/write_speed.py --rounds 5
+
+A checkpoint of 1 GiB in pieces of 1 MiB, and 10,000 files of 10 KB, written by writer.py to: the disk itself; a mount
+with --scratch; a mount with --output on the same disk (--fsync local, so that the same disk is waited for; the copies
+are made meanwhile, and are part of the figure). --local is on that disk, too. For the mount with --output a third time
+is kept: until everything stood in --output. Writes results/NAME.json (every run), NAME.md and NAME.png.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness import machine, record
+from harness.command import BenchmarkError, find_program, run
+from harness.dataset import DatasetSpec, make
+from harness.record import Spread, markdown_table
+from harness.script import run_script
+from harness.workspace import workspace
+
+KINDS = {"large": "1 GiB checkpoint, 1 MiB at a time", "small": "10,000 files of 10 KB"}
+WRITER = Path(__file__).parent / "writer.py"
+RUN_S = 600.0
+SETTLE_S = 2.0
+
+
+def contenders(engines: list[str]) -> list[str]:
+    return ["disk", *(f"{kind}, {engine}" for engine in engines for kind in ("scratch", "output"))]
+
+
+def measure(contender: str, kind: str, count: int, size: int, work: Path, mounter: str) -> dict[str, float]:
+    """One run of the writer; what it wrote is removed again."""
+    os.sync()
+    time.sleep(SETTLE_S)
+    writer = [sys.executable, str(WRITER), kind]
+    place, output = work / "written", work / "output"
+    if contender == "disk":
+        try:
+            return dict(json.loads(run([*writer, str(place), str(count), str(size)], RUN_S).stdout))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    where, engine = contender.split(", ")
+    options = ["--scratch"] if where == "scratch" else ["--output", str(output), "--fsync", "local"]
+    argv = [mounter, str(work / "d.fan"), str(work / "mount"), "--local", str(work / "local"), "--engine", engine]
+    start_s = time.perf_counter()
+    try:
+        command = [*argv, *options, "--", *writer, str(work / "mount/run"), str(count), str(size)]
+        figures: dict[str, float] = dict(json.loads(run(command, RUN_S).stdout))
+        if where == "output":
+            figures["saved_s"] = time.perf_counter() - start_s
+            saved = sum(1 for path in output.rglob("*") if path.is_file())
+            if saved != figures["files"]:
+                raise BenchmarkError(f"{saved} files stand in --output, not {figures['files']}")
+        return figures
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
+
+
+def summarize(runs: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """Per kind and contender: times, and speed relative to the disk in the same round."""
+    by_key = {(item["kind"], item["round"], item["contender"]): item for item in runs}
+    summary = []
+    for kind in KINDS:
+        for contender in names:
+            items = [item for item in runs if (item["kind"], item["contender"]) == (kind, contender)]
+            line: dict[str, Any] = {"kind": kind, "contender": contender, "rounds": len(items)}
+            for name in ("closed_s", "synced_s"):
+                ratios = [by_key[kind, item["round"], "disk"][name] / item[name] for item in items]
+                line[f"{name} ratio"] = asdict(Spread.of(ratios))
+                line[name] = asdict(Spread.of([item[name] for item in items]))
+            line["files"], line["bytes"] = items[0]["files"], items[0]["bytes"]
+            if "saved_s" in items[0]:
+                line["saved_s"] = asdict(Spread.of([item["saved_s"] for item in items]))
+            summary.append(line)
+    return summary
+
+
+def make_table(result: dict[str, Any]) -> str:
+    """The Markdown page of the record."""
+    lines = [
+        "# Writing through the mount beside writing to the disk",
+        "",
+        f"{result['settings']['rounds']} interleaved rounds. {machine.sentence(result['machine'])}.",
+        "Ratio: speed relative to the disk in the same round: median (lowest-highest). Closed: until the last close "
+        "returned. Synced: until it was on the disk as well (fsync; for small files the same as closed).",
+        "Saved: the whole job with start and end, until everything stood in --output.",
+        record.load_sentence(result["runs"]),
+    ]
+    for kind, title in KINDS.items():
+        rows = []
+        for item in result["summary"]:
+            if item["kind"] == kind:
+                closed = item["closed_s"]["median"]
+                speed = f"{item['bytes'] / closed / 1e6:,.0f} MB/s"
+                rows.append(
+                    [
+                        item["contender"],
+                        Spread(**item["closed_s ratio"]).ratio_text(),
+                        f"{item['files'] / closed:,.0f} files/s" if kind == "small" else speed,
+                        Spread(**item["synced_s ratio"]).ratio_text(),
+                        f"{item['synced_s']['median']:.2f}",
+                        f"{item['saved_s']['median']:.2f}" if "saved_s" in item else "",
+                    ]
+                )
+        head = ["", "ratio closed", "speed", "ratio synced", "synced s", "saved s"]
+        lines += ["", f"## {title}", "", markdown_table(head, rows)]
+    return "\n".join(lines)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the usual bytes and files, for a trial")
+    parser.add_argument("--engine", nargs="+", choices=("native", "python"), default=["native", "python"])
+    parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
+    parser.add_argument("--name", default=f"write-speed-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
+    return parser.parse_args()
+
+
+def benchmark(arguments: argparse.Namespace) -> None:
+    prep, mounter = find_program("fanstore-prep"), find_program("fanstore-mount")
+    if prep is None or mounter is None:
+        raise BenchmarkError("FanStore is not installed: scripts/setup")
+    names = contenders(arguments.engine)
+    sizes = {"large": (max(1, int(1024 * arguments.scale)), 1 << 20), "small": (int(10_000 * arguments.scale), 10_000)}
+    runs: list[dict[str, Any]] = []
+    with workspace(arguments.work_dir) as work:
+        make(work / "images", DatasetSpec(100, 10_000, 10))
+        run([prep, str(work / "images"), str(work / "d.fan")], RUN_S)
+        for number in range(1, arguments.rounds + 1):
+            shift = number % len(names)
+            for kind, (count, size) in sizes.items():
+                for contender in names[shift:] + names[:shift]:
+                    figures = measure(contender, kind, count, size, work, mounter)
+                    print(f"round {number}: {kind}: {contender:16} {figures}")
+                    place = {"round": number, "kind": kind, "contender": contender}
+                    runs.append(place | figures | {"load_average": os.getloadavg()[0]})
+        result = {
+            "kind": "write_speed",
+            "machine": machine.describe(work),
+            "settings": {"rounds": arguments.rounds, "scale": arguments.scale},
+            "summary": summarize(runs, names),
+            "runs": runs,
+        }
+        record.write(arguments.name, result, make_table(result), arguments.results)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(lambda: benchmark(parse_arguments())))

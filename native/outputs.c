@@ -1,0 +1,203 @@
+/* outputs.c: see outputs.h. */
+#include "outputs.h"
+#include "outputfiles.h"
+#include "outputnames.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A signal interrupts fallocate(2), which then has done nothing; one that is interrupted again and again gives up. */
+#define INTERRUPTED_MOST 20
+
+/* What a disk is given at once while a file is written in order. */
+#define WINDOW_BYTES (UINT64_C(8) << 20)
+
+struct fsx_outputs {
+    bool alone;
+    uint32_t entries;
+    _Atomic(uint64_t) *mixed; /* a bit for each entry */
+    struct fsx_output_names *names;
+    struct fsx_output_files *files;
+    atomic_uint_least64_t reads, read_bytes, writes, written_bytes;
+};
+
+_Static_assert(sizeof(struct fuse_write_out) <= 16 && sizeof(struct fuse_lseek_out) <= 16, "the room for an answer");
+
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone) {
+    struct fsx_outputs *outputs = calloc(1, sizeof *outputs);
+    if (outputs == NULL)
+        return NULL;
+    outputs->alone = alone;
+    outputs->entries = entries;
+    outputs->files = fsx_output_files_new(directory);
+    const int error = errno;
+    outputs->mixed = calloc((size_t)entries / 64 + 1, sizeof *outputs->mixed);
+    outputs->names = fsx_output_names_new();
+    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL) {
+        const bool opened = outputs->files != NULL;
+        fsx_outputs_free(outputs);
+        errno = opened ? ENOMEM : error;
+        return NULL;
+    }
+    return outputs;
+}
+
+void fsx_outputs_free(struct fsx_outputs *outputs) {
+    if (outputs == NULL)
+        return;
+    fsx_output_files_free(outputs->files);
+    fsx_output_names_free(outputs->names);
+    free(outputs->mixed);
+    free(outputs);
+}
+
+bool fsx_outputs_alone(const struct fsx_outputs *outputs) { return outputs->alone; }
+
+bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes) {
+    return fsx_output_names_add(outputs->names, parent, name, name_bytes);
+}
+
+bool fsx_outputs_remove_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes) {
+    return fsx_output_names_remove(outputs->names, parent, name, name_bytes);
+}
+
+bool fsx_outputs_has_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes) {
+    return fsx_output_names_has(outputs->names, parent, name, name_bytes);
+}
+
+bool fsx_outputs_mix(struct fsx_outputs *outputs, uint32_t entry) {
+    if (entry >= outputs->entries)
+        return false;
+    atomic_fetch_or(&outputs->mixed[entry / 64], UINT64_C(1) << entry % 64);
+    return true;
+}
+
+bool fsx_outputs_is_mixed(const struct fsx_outputs *outputs, uint32_t entry) {
+    return entry < outputs->entries && (atomic_load(&outputs->mixed[entry / 64]) >> entry % 64 & 1) != 0;
+}
+
+void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode) { fsx_output_files_drop(outputs->files, inode); }
+
+void fsx_outputs_count(const struct fsx_outputs *outputs, struct fsx_output_counts *counts) {
+    *counts = (struct fsx_output_counts){.reads = atomic_load(&outputs->reads),
+                                         .read_bytes = atomic_load(&outputs->read_bytes),
+                                         .writes = atomic_load(&outputs->writes),
+                                         .written_bytes = atomic_load(&outputs->written_bytes)};
+}
+
+/* ---- operations --------------------------------------------------------------------------------------------------- */
+
+/* What is there; less than was asked for only at the end of the file. */
+static int read_(struct fsx_outputs *outputs, int fd, const struct fsx_task *task, uint8_t *answer, size_t *bytes) {
+    size_t done = 0;
+    while (done < task->length) {
+        const ssize_t got = pread(fd, answer + done, (size_t)task->length - done, (off_t)(task->offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return errno;
+        if (got == 0)
+            break;
+        done += (size_t)got;
+    }
+    *bytes = done;
+    atomic_fetch_add(&outputs->reads, 1);
+    atomic_fetch_add(&outputs->read_bytes, done);
+    return 0;
+}
+
+/* Whoever writes a large file in order will want it on the disk: have the disk begin with each window that is full. The
+ * kernel would wait for seconds, and whoever syncs the file then waits for all of it. */
+static void start_writing(int fd, uint64_t offset, uint64_t bytes) {
+    const uint64_t first = offset / WINDOW_BYTES, next = (offset + bytes) / WINDOW_BYTES;
+    if (next > first)
+        sync_file_range(fd, (off_t)(first * WINDOW_BYTES), (off_t)((next - first) * WINDOW_BYTES),
+                        SYNC_FILE_RANGE_WRITE);
+}
+
+/* All of it; or as much as there was room for, and the next write is told why. */
+static int write_(struct fsx_outputs *outputs, int fd, const struct fsx_task *task, uint8_t *answer, size_t *bytes) {
+    size_t done = 0;
+    int error = 0;
+    while (done < task->length && error == 0) {
+        const ssize_t put = pwrite(fd, task->data + done, (size_t)task->length - done, (off_t)(task->offset + done));
+        if (put > 0)
+            done += (size_t)put;
+        else if (put == 0)
+            error = EIO; /* cannot happen: it would go on for ever */
+        else if (errno != EINTR)
+            error = errno;
+    }
+    if (error != 0 && done == 0)
+        return error;
+    start_writing(fd, task->offset, done);
+    const struct fuse_write_out out = {.size = (uint32_t)done};
+    memcpy(answer, &out, sizeof out);
+    *bytes = sizeof out;
+    atomic_fetch_add(&outputs->writes, 1);
+    atomic_fetch_add(&outputs->written_bytes, done);
+    return 0;
+}
+
+static int fallocate_(int fd, const struct fsx_task *task) {
+    for (int tries = 1;; tries++) {
+        if (fallocate(fd, (int)task->mode, (off_t)task->offset, (off_t)task->length) == 0)
+            return 0;
+        if (errno != EINTR || tries == INTERRUPTED_MOST)
+            return errno;
+    }
+}
+
+static int lseek_(int fd, const struct fsx_task *task, uint8_t *answer, size_t *bytes) {
+    const off_t found = lseek(fd, (off_t)task->offset, (int)task->mode); /* nobody uses the position that this sets */
+    if (found < 0)
+        return errno;
+    const struct fuse_lseek_out out = {.offset = (uint64_t)found};
+    memcpy(answer, &out, sizeof out);
+    *bytes = sizeof out;
+    return 0;
+}
+
+int fsx_outputs_do(struct fsx_outputs *outputs, const struct fsx_task *task, uint8_t *answer, size_t *bytes) {
+    struct fsx_output_use use;
+    *bytes = 0;
+    int error = fsx_output_files_use(outputs->files, task->inode, &use);
+    if (error != 0)
+        return error;
+    switch (task->opcode) {
+    case FUSE_READ:
+        error = read_(outputs, use.fd, task, answer, bytes);
+        break;
+    case FUSE_WRITE:
+        error = write_(outputs, use.fd, task, answer, bytes);
+        break;
+    case FUSE_FALLOCATE:
+        error = fallocate_(use.fd, task);
+        break;
+    case FUSE_LSEEK:
+        error = lseek_(use.fd, task, answer, bytes);
+        break;
+    default:
+        error = ENOSYS;
+    }
+    fsx_output_files_release(outputs->files, &use);
+    return error == ENOENT ? EIO : error; /* of an open file no file system says it; but it has a meaning here */
+}
+
+struct fsx_task *fsx_task_copy(const struct fsx_task *task) {
+    const size_t data_bytes = task->data != NULL ? (size_t)task->length : 0;
+    struct fsx_task *copy = malloc(sizeof *copy + data_bytes);
+    if (copy == NULL)
+        return NULL;
+    *copy = *task;
+    if (task->data != NULL) {
+        copy->data = (uint8_t *)(copy + 1);
+        memcpy(copy + 1, task->data, data_bytes);
+    }
+    return copy;
+}

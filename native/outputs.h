@@ -1,0 +1,70 @@
+/* outputs.h: what C knows of outputs, files that are written through the mount: their names, which directories of the
+ * dataset have some, and their content, as far as it is on this node.
+ *
+ * Python has the meaning, and says what is here: names are added and removed, directories marked, files dropped, at any
+ * time and from any thread. Made before the engine, so that it can be filled, and freed after it. Inode numbers of outputs
+ * are in [FSX_OUTPUT_FIRST, FSX_OUTPUT_END); those of the dataset are below, control files on either side.
+ */
+#ifndef FANSTORE_OUTPUTS_H
+#define FANSTORE_OUTPUTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FSX_OUTPUT_FIRST (UINT64_C(1) << 40)
+#define FSX_OUTPUT_END (UINT64_C(1) << 48)
+
+/* Largest WRITE: the most that the kernel sends at once (256 pages). */
+#define FSX_OUTPUT_WRITE_BYTES (1u << 20)
+
+/* One operation on the content of an output. */
+struct fsx_task {
+    uint32_t opcode; /* FUSE_READ, FUSE_WRITE, FUSE_FALLOCATE or FUSE_LSEEK */
+    uint32_t mode;   /* FUSE_FALLOCATE: of fallocate(2); FUSE_LSEEK: SEEK_DATA or SEEK_HOLE */
+    uint64_t inode;
+    uint64_t offset;
+    uint64_t length;     /* but for FUSE_LSEEK */
+    const uint8_t *data; /* FUSE_WRITE: `length` bytes, the caller's */
+};
+
+/* Sums over all threads. */
+struct fsx_output_counts {
+    uint64_t reads, read_bytes, writes, written_bytes;
+};
+
+struct fsx_outputs;
+
+static inline bool fsx_is_output(uint64_t inode) { return inode >= FSX_OUTPUT_FIRST && inode < FSX_OUTPUT_END; }
+
+/* `directory`: of the objects, duplicated. `entries`: of the index. `alone`: the job has one node, so that nothing changes
+ * but through this mount. NULL with errno set. */
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone);
+/* Nobody may use it any more. NULL is allowed. */
+void fsx_outputs_free(struct fsx_outputs *outputs);
+
+bool fsx_outputs_alone(const struct fsx_outputs *outputs);
+
+/* Names; parts of outputnames.h. */
+bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes);
+bool fsx_outputs_remove_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes);
+bool fsx_outputs_has_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes);
+
+/* A directory of the dataset that has outputs in it, or had: from now on Python answers for it. False if there is no such
+ * entry. */
+bool fsx_outputs_mix(struct fsx_outputs *outputs, uint32_t entry);
+bool fsx_outputs_is_mixed(const struct fsx_outputs *outputs, uint32_t entry);
+
+/* As fsx_output_files_drop. */
+void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode);
+
+/* Do it. The answer for the kernel goes to `answer`, aligned to 8, with room for `length` bytes (FUSE_READ) or 16; its
+ * length to `*bytes`. 0, ENOENT if the content is not on this node, or another errno. May block on a disk. */
+int fsx_outputs_do(struct fsx_outputs *outputs, const struct fsx_task *task, uint8_t *answer, size_t *bytes);
+
+void fsx_outputs_count(const struct fsx_outputs *outputs, struct fsx_output_counts *counts);
+
+/* A copy with its data in one block, for free(3). NULL without memory. */
+struct fsx_task *fsx_task_copy(const struct fsx_task *task);
+
+#endif
