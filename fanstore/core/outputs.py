@@ -557,6 +557,7 @@ class Outputs:
         with trio.move_on_after(SYNC_LIMIT_S):
             await self.saver.wait_names()
             return
+        log.error("fsync of a directory failed: %s", self.saver.trouble.reason or f"not done within {SYNC_LIMIT_S:g} s")
         raise RefusedError(self.saver.trouble.number or errno.EIO)
 
     async def _make_known(self, inode: int, urgent: bool) -> None:

@@ -154,9 +154,22 @@ class Saver:
             await self._progress.wait()
 
     async def wait_names(self) -> None:
-        """Until every output whose content is known has its name in ``--output``."""
-        while any(not output.is_file or output.version > 0 for output in self._tree.unsaved()):
+        """Until every output whose content is known has its name in ``--output``, with that content or an older one."""
+        for output in list(filter(self._lacks_name, self._tree.unsaved())):
+            if self._wants_copy(output):
+                self._stamps[output.inode] = (None, 0.0)  # somebody waits, even if it is being written
+                self._enqueue(output.inode)
+        while any(map(self._lacks_name, self._tree.unsaved())):
             await self._progress.wait()
+
+    def _lacks_name(self, output: Output) -> bool:
+        """Is a name in ``--output`` not as it is here? One that was given to a file not closed yet may still come."""
+        standing = output.standing
+        if output.place is None:
+            return standing is not None and self._tree.lookup(*standing.place) is None
+        if not output.is_file:
+            return True
+        return output.version > 0 and (standing is None or standing.place != output.place)
 
     async def set_times(self) -> None:
         """Give directories in ``--output`` the times that they have here: each name that came there changed them."""
