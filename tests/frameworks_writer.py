@@ -108,7 +108,7 @@ def tensorboard_write(directory: Path) -> None:
             descriptor = os.open(event, os.O_RDWR)
             os.fsync(descriptor)
             os.close(descriptor)
-            wait_for(lambda step=step: (directory / f"seen{step}").exists(), f"the reader has seen step {step}")
+            wait_for((directory / f"seen{step}").exists, f"the reader has seen step {step}")
 
 
 def tensorboard_read(directory: Path) -> None:
