@@ -159,6 +159,10 @@ class Objects:
         stamp, known_ns = self._clean.get(inode, (None, 0))
         return content.stamp != stamp or time.monotonic_ns() - known_ns < RACY_NS
 
+    def is_known(self, inode: int) -> bool:
+        """Is the content here, and was made known, and not changed since as far as can be seen?"""
+        return inode in self._clean and self.is_as(inode, self._clean[inode][0])
+
     def is_as(self, inode: int, stamp: Stamp) -> bool:
         """Is the content here, and in this state?"""
         content = self.find(inode)

@@ -386,11 +386,14 @@ class Outputs:
         if mode is not None and output.is_file and mode & _SPECIAL_BITS:
             raise RefusedError(errno.EPERM)
         if mtime_ns is not None and output.is_file and self.objects.find(inode) is not None:
-            changed = self.objects.is_changed(inode)
+            known = self.objects.is_known(inode)
             self.objects.set_time(inode, mtime_ns)
             content = self.objects.find(inode)
-            if not changed and content is not None:
+            if known and content is not None:
+                # As known as before: nobody will close it again for this, and the saver waits for this stamp.
                 self.objects.set_clean(inode, content.stamp)
+                if self.saver is not None:
+                    self.saver.expect(inode, content.stamp, urgent=False)
         if output.place is None:
             output.mode = output.mode if mode is None else stat.S_IFMT(output.mode) | stat.S_IMODE(mode)
             return
@@ -421,9 +424,18 @@ class Outputs:
             raise RefusedError(errno.ENOTSUP)
         if not self.get(inode).is_file and not self.get(inode).is_directory:
             raise RefusedError(errno.EPERM)
+        output = self.get(inode)
+        if output.place is None:
+            output.xattrs[name] = value
+            return
         await self._council.decide(("setxattr", inode, name, value))
 
     async def remove_xattr(self, inode: int, name: bytes) -> None:
+        output = self.get(inode)
+        if output.place is None:
+            if output.xattrs.pop(name, None) is None:
+                raise RefusedError(errno.ENODATA)
+            return
         await self._council.decide(("removexattr", inode, name))
 
     # --- content ---
@@ -513,6 +525,11 @@ class Outputs:
         """A program has closed an output; it is made known soon. For a job of one node, where nobody waits for it."""
         self._closes.append(inode)
         self._closed_event.set()
+
+    def released(self, inode: int) -> None:
+        """The last descriptor and the last map of an open are gone; a map may have been written to after the close."""
+        if self.objects.find(inode) is not None and not self.objects.is_known(inode):
+            self.closed(inode)
 
     async def close(self, inode: int) -> None:
         """The same, and until all nodes know it."""

@@ -103,7 +103,7 @@ def _recover(directory: Path, journal: Path) -> Recovered:
         elif not output.is_file and output.place is not None:
             path = tree.path(output.place)
             shelf.make_parents(path)
-            shelf.make_symlink(output.target, path, f"{output.inode:x}-recovered")
+            shelf.make_symlink(output.target, path, output.mtime_ns, f"{output.inode:x}-recovered")
     for output in list(tree.outputs.values()):
         if output.is_file and output.place is not None and output.holder == owner.rank:
             _recover_file(directory / OBJECTS_NAME, tree, shelf, output, result)

@@ -15,15 +15,24 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import trio
 
 from fanstore.core.objects import Objects, Stamp
-from fanstore.core.outputtree import FIRST_OUTPUT, Effect, Operation, Output, OutputTree, Place, RefusedError
-from fanstore.core.shelf import Shelf
+from fanstore.core.outputtree import (
+    FIRST_OUTPUT,
+    PARKED,
+    Effect,
+    Operation,
+    Output,
+    OutputTree,
+    Place,
+    RefusedError,
+)
+from fanstore.core.shelf import Shelf, ShorterError
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +66,8 @@ class Saver:
     Attributes:
         saved_files, saved_bytes: copies that have got their names, since the start, on this node.
         trouble: why nothing goes on.
+        _to_copy, _to_place: outputs to look at, in order. _blocked: those that must wait for another one's step.
+        _orphans: paths of what was removed while it got its name, and whether it is a directory.
     """
 
     def __init__(
@@ -75,6 +86,8 @@ class Saver:
         self._to_copy: dict[int, None] = {}
         self._to_place: dict[int, None] = {}
         self._copying: set[int] = set()
+        self._blocked: set[int] = set()
+        self._orphans: dict[bytes, bool] = {}
         self._woken = trio.Event()
         self._progress = trio.Event()
         self._named = trio.Event()
@@ -89,6 +102,8 @@ class Saver:
         for place in effect.vanished:
             if place in self._tree.standing:
                 self._enqueue(self._tree.standing[place])
+        while self._blocked:
+            self._enqueue(self._blocked.pop())
         self._progress.set()
         self._progress = trio.Event()
 
@@ -143,6 +158,18 @@ class Saver:
         while any(not output.is_file or output.version > 0 for output in self._tree.unsaved()):
             await self._progress.wait()
 
+    async def set_times(self) -> None:
+        """Give directories in ``--output`` the times that they have here: each name that came there changed them."""
+        directories = [
+            (self._tree.standing_path(output.standing.place), output.mtime_ns)
+            for output in self._tree.outputs.values()
+            if output.is_directory and output.place is not None and output.standing is not None
+        ]
+        try:
+            await trio.to_thread.run_sync(self._shelf.set_times, directories)
+        except OSError as error:
+            log.warning("directories in %s keep the times of their saving: %s", self._shelf.directory, error)
+
     async def wait_progress(self) -> None:
         """Until something was done."""
         await self._progress.wait()
@@ -196,6 +223,8 @@ class Saver:
             await trio.to_thread.run_sync(
                 self._shelf.copy_in, source, size, name, abandon_on_cancel=False, limiter=self._copiers
             )
+        except ShorterError:
+            return await self._shortened(output, stamp)
         finally:
             os.close(source)
         if stamp is not None and not self._objects.is_as(output.inode, stamp):
@@ -205,6 +234,17 @@ class Saver:
             await self._decide(("ready", output.inode, version, name))
         except RefusedError:
             await trio.to_thread.run_sync(self._shelf.discard, name)  # it was removed meanwhile
+        return True
+
+    async def _shortened(self, output: Output, stamp: Stamp | None) -> bool:
+        """A file was cut while it was copied: its closing will tell, unless somebody waits for it (fsync)."""
+        content = self._objects.find(output.inode)
+        if stamp is not None or content is None:
+            return self._stamps.get(output.inode, (None, 0.0))[0] != stamp
+        try:
+            await self._decide(("commit", output.inode, content.size, content.mtime_ns, self._rank))
+        except RefusedError:
+            return False  # removed meanwhile
         return True
 
     def _name(self, output: Output) -> str:
@@ -229,34 +269,45 @@ class Saver:
     async def _place_all(self) -> None:
         pause_s = RETRY_S
         while True:
-            if not self._to_place or not self._leads():
+            if not (self._to_place or self._orphans) or not self._leads():
                 self._named = trio.Event()
                 with trio.move_on_after(_LOOK_S):
                     await self._named.wait()
                 continue
-            batch = list(self._to_place)[:BATCH]
-            try:
-                for inode in await self._publish_ready(batch):
-                    self._to_place.pop(inode, None)
-                for inode in batch:
-                    if inode in self._to_place:
-                        del self._to_place[inode]
-                        try:
-                            await self._place(inode)
-                        except OSError:
-                            self._to_place[inode] = None
-                            raise
+            if await self._place_some():
                 self._went_well()
                 pause_s = RETRY_S
-            except OSError as error:
-                self._fail("cannot save outputs", error)
+            else:
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
-            except RefusedError as error:
-                log.debug("an output was changed while it was saved: %s", error)
-                await trio.sleep(RETRY_S)
-                for inode in batch:
-                    self._enqueue(inode)
+
+    async def _place_some(self) -> bool:
+        """A step for each of the next outputs; False if one was not possible, and is to be tried again after a pause.
+
+        Each is taken from the line before anything is done: what changes meanwhile puts it there again.
+        """
+        batch = list(self._to_place)[:BATCH]
+        for inode in batch:
+            del self._to_place[inode]
+        well = await self._try(self._remove_orphans, ())
+        if not await self._try(partial(self._publish_ready, batch), batch):
+            return False
+        for inode in batch:
+            well = await self._try(partial(self._place, inode), (inode,)) and well
+        return well
+
+    async def _try(self, step: Callable[[], Awaitable[None]], inodes: Sequence[int]) -> bool:
+        """Do a step; False if it failed, and these outputs are in the line again."""
+        try:
+            await step()
+            return True
+        except OSError as error:
+            self._fail("cannot save outputs", error)
+        except RefusedError as error:
+            log.debug("an output was changed while it was saved: %s", error)
+        for inode in inodes:
+            self._enqueue(inode)
+        return False
 
     def _is_simple(self, output: Output) -> bool:
         """A copy that can have its name at once: nothing else must be moved for it."""
@@ -264,10 +315,7 @@ class Saver:
             return False
         if output.standing is not None and output.standing.place != output.place:
             return False
-        if not self._stands(output.place.parent):
-            return False
-        occupant = self._occupant(output.place, output)
-        return occupant is None or (occupant.place is None and not occupant.is_directory)
+        return self._stands(output.place.parent) and not self._is_in_the_way(output, output.place)
 
     def _stands(self, directory: int) -> bool:
         while directory >= FIRST_OUTPUT:
@@ -281,18 +329,22 @@ class Saver:
         inode = self._tree.standing.get(place)
         return None if inode is None or inode == other_than.inode else self._tree.outputs[inode]
 
-    async def _publish_ready(self, inodes: list[int]) -> list[int]:
-        """Give many copies their names with few syncs; which were done."""
-        outputs = [self._tree.outputs[inode] for inode in inodes if inode in self._tree.outputs]
+    def _is_in_the_way(self, output: Output, place: Place) -> bool:
+        """Does something stand at a place that must go before the output comes? A file that was removed is replaced."""
+        occupant = self._occupant(place, output)
+        return occupant is not None and (occupant.place is not None or occupant.is_directory or output.is_directory)
+
+    async def _publish_ready(self, inodes: Sequence[int]) -> None:
+        """Give many copies their names with few syncs."""
         jobs = []
-        for output in outputs:
-            if self._is_simple(output):
+        for output in (self._tree.outputs.get(inode) for inode in inodes):
+            if output is not None and self._is_simple(output):
                 assert output.place is not None and output.ready is not None
                 path = self._tree.standing_path(output.place)
                 arguments = (output.ready[1], path, output.mode, output.mtime_ns, dict(output.xattrs))
                 jobs.append((output, output.place, output.ready[0], output.meta, arguments))
         if not jobs:
-            return []
+            return
 
         def publish() -> None:
             for *_, arguments in jobs:
@@ -301,11 +353,30 @@ class Saver:
             self._shelf.sync(arguments[1] for *_, arguments in jobs)
 
         await trio.to_thread.run_sync(publish)
-        for output, place, version, meta, _ in jobs:
+        for output, place, version, meta, arguments in jobs:
+            await self._is_there(output, place, arguments[1], version, meta)
+
+    async def _is_there(self, output: Output, place: Place, path: bytes, version: int, meta: int) -> None:
+        """Something stands at a place now; unless it was removed in this moment, and nobody knows that it stands."""
+        before = output.standing.version if output.standing is not None else 0
+        if output.inode in self._tree.outputs:
+            try:
+                await self._decide(("saved", output.inode, place.parent, place.name, version, meta))
+            except RefusedError:
+                if output.inode in self._tree.outputs:
+                    raise
+        if output.inode not in self._tree.outputs:
+            self._orphans[path] = output.is_directory
+        elif output.is_file and version > before:
             self.saved_files += 1
             self.saved_bytes += output.size
-            await self._decide(("saved", output.inode, place.parent, place.name, version, meta))
-        return [output.inode for output, *_ in jobs]
+
+    async def _remove_orphans(self) -> None:
+        """What was removed in the moment in which it got its name. Before anything else: the names may be needed."""
+        while self._orphans:
+            path, is_directory = next(iter(self._orphans.items()))
+            await trio.to_thread.run_sync(self._shelf.remove, path, is_directory)
+            del self._orphans[path]
 
     async def _place(self, inode: int) -> None:
         """One step for one output."""
@@ -317,32 +388,46 @@ class Saver:
             return
         if output.is_file and output.standing is None and output.ready is None:
             return  # it is being written, or copied
-        await self._place_parents(output.place.parent)
-        place, path = output.place, self._tree.standing_path(output.place)
+        place = output.place
+        await self._place_parents(place.parent)
         await self._make_room(output, place)
-        do = trio.to_thread.run_sync
-        await do(self._shelf.make_parents, path)
+        if output.place != place or not self._stands(place.parent) or self._is_in_the_way(output, place):
+            self._enqueue(inode)  # changed meanwhile: look again
+            return
+        await self._put(output, place)
+
+    async def _put(self, output: Output, place: Place) -> None:
+        """Nothing is in the way: an output comes to its place."""
+        path = self._tree.standing_path(place)
+        version, meta, standing, shelf = output.version, output.meta, output.standing, self._shelf
         attributes = (output.mode, output.mtime_ns, dict(output.xattrs))
-        version, meta = output.version, output.meta
-        standing = output.standing
-        old = None if standing is None else self._tree.standing_path(standing.place)
-        if output.ready is not None and output.ready[0] == version:
-            await do(partial(self._shelf.publish, output.ready[1], path, *attributes))
-            await do(self._shelf.sync, [path])
-            if standing is not None and standing.place != place and old is not None:
-                await do(self._shelf.remove, old, False)
-        elif standing is not None and (standing.version == version or not output.is_file):
-            if standing.place != place and old is not None:
-                await do(self._shelf.rename, old, path)
-            if standing.meta != meta:
-                await do(self._shelf.set_attributes, path, *attributes)
-        elif output.is_directory:
-            await do(self._shelf.make_directory, path, output.mode)
-        elif not output.is_file:
-            await do(self._shelf.make_symlink, output.target, path, f"{inode:x}-link")
-        else:
+        old = None
+        if standing is not None and standing.place != place:
+            old = self._tree.standing_path(standing.place)
+        ready = output.ready[1] if output.ready is not None and output.ready[0] == version else None
+        if ready is None and output.is_file and (standing is None or standing.version != version):
             return  # its new content is being copied; what stands stays until then
-        await self._decide(("saved", inode, place.parent, place.name, version, meta))
+        renews = standing is None or standing.meta != meta
+
+        def put() -> None:
+            shelf.make_parents(path)
+            if ready is not None:
+                shelf.publish(ready, path, *attributes)
+                shelf.sync([path])
+                if old is not None:
+                    shelf.remove(old, False)
+            elif standing is not None:
+                if old is not None:
+                    shelf.rename(old, path)
+                if renews:
+                    shelf.set_attributes(path, *attributes)
+            elif output.is_directory:
+                shelf.make_directory(path, *attributes)
+            else:
+                shelf.make_symlink(output.target, path, attributes[1], f"{output.inode:x}-link")
+
+        await trio.to_thread.run_sync(put)
+        await self._is_there(output, place, path, version, meta)
 
     async def _place_parents(self, directory: int) -> None:
         """See that a directory stands where it belongs."""
@@ -358,22 +443,16 @@ class Saver:
                 await self._place(parent)
 
     async def _make_room(self, output: Output, place: Place) -> None:
-        """What stands at the place and belongs elsewhere is parked; what was removed and is in the way goes."""
+        """What is in the way is parked: it gets its own name, or goes, in its own turn."""
         occupant = self._occupant(place, output)
-        if occupant is None:
-            return
-        path = self._tree.standing_path(place)
-        if occupant.place is None:
-            if occupant.is_directory or output.is_directory:
-                await trio.to_thread.run_sync(self._shelf.remove, path, occupant.is_directory)
-                await self._decide(("unsaved", occupant.inode))
+        if occupant is None or not self._is_in_the_way(output, place):
             return
         assert occupant.standing is not None
-        if occupant.ready is None:
-            version, name = occupant.standing.version, f"{occupant.inode:x}-parked"
-            await self._decide(("ready", occupant.inode, version, name))
-            await trio.to_thread.run_sync(self._shelf.park, path, name)
-        await self._decide(("unsaved", occupant.inode))
+        version, meta = occupant.standing.version, occupant.standing.meta
+        parked = Place(PARKED, b"%x-parked" % occupant.inode)
+        paths = (self._tree.standing_path(place), self._tree.standing_path(parked))
+        await trio.to_thread.run_sync(self._shelf.rename, *paths)
+        await self._is_there(occupant, parked, paths[1], version, meta)
 
     async def _bury(self, output: Output) -> None:
         """An output without a name goes from ``--output``, unless a successor is about to take its place there."""
@@ -381,13 +460,15 @@ class Saver:
         if standing is None:
             return
         heir = self._tree.lookup(*standing.place)
-        if heir is not None and not heir.is_saved() and heir.is_directory == output.is_directory:
+        if heir is not None and not heir.is_saved() and not heir.is_directory and not output.is_directory:
             self._to_place.setdefault(heir.inode)
             return  # its coming buries this one
         if output.is_directory:
-            for place, inode in list(self._tree.standing.items()):
-                if place.parent == output.inode:
-                    await self._place(inode)
+            for inode in self._tree.standing_in(output.inode):
+                await self._place(inode)
+            if self._tree.standing_in(output.inode):
+                self._blocked.add(output.inode)  # the new content of something in it is being copied
+                return
         path = self._tree.standing_path(standing.place)
         try:
             await trio.to_thread.run_sync(self._shelf.remove, path, output.is_directory)

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from fanstore.core.outputtree import PARKED_PATH
+
 #: Directories with temporary copies, in the directory of the outputs, begin like this; nothing that does is an output.
 COPIES_PREFIX = ".fanstore-"
 
@@ -29,6 +31,10 @@ class Found(NamedTuple):
     mtime_ns: int
     size: int
     target: bytes
+
+
+class ShorterError(OSError):
+    """The file became shorter while it was copied; there is no copy."""
 
 
 class Shelf:
@@ -47,27 +53,33 @@ class Shelf:
     def close(self) -> None:
         """Remove what is temporary."""
         try:
-            with os.scandir(self._copies) as entries:
-                for entry in entries:
-                    os.unlink(entry.path)
+            for directory, directories, files in os.walk(self._copies, topdown=False):
+                if directory == str(self._copies):
+                    for name in files:
+                        os.unlink(os.path.join(directory, name))
+                for name in directories:
+                    os.rmdir(os.path.join(directory, name))  # only if nothing is parked there any more
             self._copies.rmdir()
         except FileNotFoundError:
             return
 
     def path(self, relative: bytes) -> bytes:
+        """Where something stands; what is parked lies among the copies."""
+        if relative.startswith(PARKED_PATH + b"/"):
+            return os.path.join(os.fsencode(self._copies), relative[len(PARKED_PATH) + 1 :])
         return os.path.join(os.fsencode(self.directory), relative)
 
     # --- copies ---
 
     def copy_in(self, source: int, size: int, name: str) -> None:
-        """A durable copy of the first ``size`` bytes of an open file, under a temporary name."""
+        """A durable copy of the first ``size`` bytes of an open file, under a temporary name. Raises ShorterError."""
         target = os.open(self._copies / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             done = 0
             while done < size:
                 count = os.sendfile(target, source, done, min(_COPY_BYTES, size - done))
                 if count == 0:
-                    raise OSError(errno.ESTALE, "the file became shorter while it was copied")
+                    raise ShorterError(errno.ESTALE, "the file became shorter while it was copied")
                 done += count
             os.fsync(target)
         except BaseException:
@@ -100,11 +112,6 @@ class Shelf:
             return
         os.rename(copy, target)
 
-    def park(self, relative: bytes, name: str) -> None:
-        """What stands here becomes a copy that awaits its name."""
-        os.rename(self.path(relative), self._copies / name)
-        _sync_directory(os.path.dirname(self.path(relative)))
-
     def sync(self, relatives: Iterable[bytes]) -> None:
         """Make the names durable."""
         for parent in {os.path.dirname(self.path(relative)) for relative in relatives}:
@@ -112,27 +119,34 @@ class Shelf:
 
     # --- names ---
 
-    def make_directory(self, relative: bytes, mode: int) -> None:
-        """A directory, which may be there already."""
+    def make_directory(self, relative: bytes, mode: int, mtime_ns: int, xattrs: Mapping[bytes, bytes]) -> None:
+        """A directory, which may be there already. Its time holds until something is put there (``set_times``)."""
         path = self.path(relative)
         try:
             os.mkdir(path)
         except FileExistsError:
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise
-        os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)  # we must be able to put something there
+        _set_attributes(path, mode, mtime_ns, xattrs)
         _sync_directory(os.path.dirname(path))
+
+    def set_times(self, directories: Iterable[tuple[bytes, int]]) -> None:
+        """The times that directories are to have in the end; one that is gone is passed over."""
+        for relative, mtime_ns in directories:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.path(relative), ns=(mtime_ns, mtime_ns))
 
     def make_parents(self, relative: bytes) -> None:
         """The directories of the dataset in which an output lies need not be there."""
         os.makedirs(os.path.dirname(self.path(relative)), exist_ok=True)
 
-    def make_symlink(self, target: bytes, relative: bytes, name: str) -> None:
+    def make_symlink(self, target: bytes, relative: bytes, mtime_ns: int, name: str) -> None:
         """A symbolic link, in place of whatever has its name."""
         copy = os.fsencode(self._copies / name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(copy)
         os.symlink(target, copy)
+        os.utime(copy, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
         os.rename(copy, self.path(relative))
         _sync_directory(os.path.dirname(self.path(relative)))
 
@@ -207,6 +221,7 @@ def _set_attributes(path: bytes, mode: int, mtime_ns: int, xattrs: Mapping[bytes
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOSPC, errno.E2BIG):
                 raise
+    # We must be able to put something into a directory.
     os.chmod(path, stat.S_IMODE(mode) | (stat.S_IRWXU if stat.S_ISDIR(mode) else 0))
     os.utime(path, ns=(mtime_ns, mtime_ns))
 

@@ -132,6 +132,8 @@ class OutputOperations(FanstoreOperations):
             raise FUSEError(errno.EPERM)
         if fields.update_size:
             await self._outputs.resize(inode, attr.st_size)
+            if fh is None:
+                await self._outputs.close(inode)  # truncate(2): nobody has opened it, so nobody will close it
         mode = attr.st_mode if fields.update_mode else None
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
         if mode is not None or mtime_ns is not None:
@@ -307,7 +309,9 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def release(self, fh: int) -> None:
-        if not self._outputs.is_output(fh):
+        if self._outputs.is_output(fh):
+            self._outputs.released(fh)
+        else:
             self.release_dataset(fh)
 
 
