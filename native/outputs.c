@@ -1,5 +1,6 @@
 /* outputs.c: see outputs.h. */
 #include "outputs.h"
+#include "outputcards.h"
 #include "outputfiles.h"
 #include "outputnames.h"
 
@@ -22,6 +23,7 @@ struct fsx_outputs {
     uint32_t entries;
     _Atomic(uint64_t) *mixed; /* a bit for each entry */
     struct fsx_output_names *names;
+    struct fsx_output_cards *cards;
     struct fsx_output_files *files;
     atomic_uint_least64_t reads, read_bytes, writes, written_bytes;
 };
@@ -38,7 +40,8 @@ struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone)
     const int error = errno;
     outputs->mixed = calloc((size_t)entries / 64 + 1, sizeof *outputs->mixed);
     outputs->names = fsx_output_names_new();
-    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL) {
+    outputs->cards = fsx_output_cards_new();
+    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL || outputs->cards == NULL) {
         const bool opened = outputs->files != NULL;
         fsx_outputs_free(outputs);
         errno = opened ? ENOMEM : error;
@@ -52,6 +55,7 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
         return;
     fsx_output_files_free(outputs->files);
     fsx_output_names_free(outputs->names);
+    fsx_output_cards_free(outputs->cards);
     free(outputs->mixed);
     free(outputs);
 }
@@ -79,6 +83,18 @@ bool fsx_outputs_mix(struct fsx_outputs *outputs, uint32_t entry) {
 
 bool fsx_outputs_is_mixed(const struct fsx_outputs *outputs, uint32_t entry) {
     return entry < outputs->entries && (atomic_load(&outputs->mixed[entry / 64]) >> entry % 64 & 1) != 0;
+}
+
+bool fsx_outputs_describe(struct fsx_outputs *outputs, const struct fuse_attr_out *out) {
+    return fsx_output_cards_put(outputs->cards, out);
+}
+
+void fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode) {
+    fsx_output_cards_drop(outputs->cards, inode);
+}
+
+bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct fuse_attr_out *out) {
+    return fsx_output_cards_get(outputs->cards, inode, out);
 }
 
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode) { fsx_output_files_drop(outputs->files, inode); }

@@ -71,6 +71,12 @@ class Kernel(Protocol):
     def vanished(self, place: Place) -> None:
         """A name has gone."""
 
+    def changed(self, directory: Attributes) -> None:
+        """What stat says of a directory that is an output or holds some."""
+
+    def removed(self, inode: int) -> None:
+        """A directory that was an output is none any more."""
+
     def dropped(self, inode: int) -> None:
         """The content of an output is not here any more, or is another one."""
 
@@ -234,6 +240,7 @@ class Outputs:
                 output = self.tree.lookup(*place)
                 assert output is not None
                 self._kernel.appeared(place, output)
+        self._describe_directories(effect, operation)
         for output in effect.removed:
             if self._lookups.get(output.inode):
                 self._nameless[output.inode] = output
@@ -266,6 +273,20 @@ class Outputs:
         except OSError as error:
             self._journal.cut(start)
             raise RefusedError(error.errno or errno.EIO) from error
+
+    def _describe_directories(self, effect: Effect, operation: Operation) -> None:
+        if self._kernel is None:
+            return
+        touched = {place.parent for place in (*effect.appeared, *effect.vanished)}
+        if operation[0] in ("create", "setattr", "rename"):
+            touched.add(effect.result)
+        for inode in touched:
+            output = self.tree.outputs.get(inode)
+            if inode < FIRST_OUTPUT or (output is not None and output.is_directory and output.place is not None):
+                self._kernel.changed(self.attributes(inode))
+        for output in effect.removed:
+            if output.is_directory:
+                self._kernel.removed(output.inode)
 
     async def settle(self, effect: Effect) -> None:
         if self._kernel is None or self.alone:

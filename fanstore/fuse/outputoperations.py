@@ -18,7 +18,7 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, SetattrFields, StatvfsData
 
 from fanstore.core.control import ControlDirectory
-from fanstore.core.namespace import BLOCK_BYTES, Namespace
+from fanstore.core.namespace import BLOCK_BYTES, Attributes, Namespace
 from fanstore.core.outputs import Outputs
 from fanstore.core.outputtree import FIRST_OUTPUT, Output, Place
 from fanstore.core.reader import Reader
@@ -321,14 +321,17 @@ class NamesCache(Protocol):
     def add_name(self, parent: int, name: bytes) -> None: ...
     def remove_name(self, parent: int, name: bytes) -> None: ...
     def mix(self, entry: int) -> None: ...
+    def set_directory(self, attributes: Attributes, valid_s: int) -> None: ...
+    def drop_directory(self, inode: int) -> None: ...
     def drop(self, inode: int) -> None: ...
 
 
 class KernelNames:
     """Tells the kernel of this node, and the native engine, what has changed."""
 
-    def __init__(self, engine: NamesCache | None) -> None:
+    def __init__(self, engine: NamesCache | None, alone: bool) -> None:
         self._engine = engine
+        self._cache_s = CACHE_S if alone else _SHARED_CACHE_S
 
     def appeared(self, place: Place, output: Output) -> None:
         if self._engine is not None:
@@ -339,6 +342,14 @@ class KernelNames:
     def vanished(self, place: Place) -> None:
         if self._engine is not None:
             self._engine.remove_name(place.parent, place.name)
+
+    def changed(self, directory: Attributes) -> None:
+        if self._engine is not None:
+            self._engine.set_directory(directory, int(CACHE_S if directory.inode < FIRST_OUTPUT else self._cache_s))
+
+    def removed(self, inode: int) -> None:
+        if self._engine is not None:
+            self._engine.drop_directory(inode)
 
     def dropped(self, inode: int) -> None:
         if self._engine is not None:

@@ -309,7 +309,7 @@ class _Session:
         operations: FanstoreOperations = ReadOnlyOperations(*parts)
         if outputs is not None:
             operations = OutputOperations(*parts, outputs)
-            outputs.use_kernel(KernelNames(self._engine))
+            outputs.use_kernel(KernelNames(self._engine, outputs.alone))
         options = MountOptions(source, allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
@@ -318,7 +318,7 @@ class _Session:
                 self._stop_engine()
                 self._without_engine(error)
                 if outputs is not None:
-                    outputs.use_kernel(KernelNames(None))
+                    outputs.use_kernel(KernelNames(None, outputs.alone))
         return mount_kernel(operations, point, options)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:
