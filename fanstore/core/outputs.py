@@ -178,6 +178,7 @@ class Outputs:
     async def run(self) -> None:
         """For as long as the outputs live: save them, and take note of what was closed."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._council.run)
             if self.saver is not None:
                 nursery.start_soon(self.saver.run)
             while True:
