@@ -47,7 +47,7 @@ _DONE, _REFUSED, _NOT_ME = "done", "refused", "not me"
 
 #: Who wants an operation, and the how-manieth of its it is.
 Ticket = tuple[int, int]
-#: What became of an operation; the inode that it was about, or an errno; its number in the order of all.
+#: What became of an operation; the inode that it was about, or an errno; how many operations it follows from, or is.
 Answer = tuple[str, int, int]
 
 
@@ -122,10 +122,10 @@ class Council:
                     break
                 await trio.sleep(_AGAIN_S)
             kind, value, number = answer
+            while self.applied < number:  # what it was decided on must be seen here, too
+                await self._moved.wait()
             if kind == _REFUSED:
                 raise RefusedError(value)
-            while self.applied < number:  # we were too slow to be waited for
-                await self._moved.wait()
             return value
         log.error("a change to the outputs was not decided within %g s", DECIDE_LIMIT_S)
         raise RefusedError(errno.ETIMEDOUT)
@@ -160,7 +160,7 @@ class Council:
         try:
             effect = self._apply(ticket, operation)
         except RefusedError as error:
-            return (_REFUSED, error.number, 0)
+            return (_REFUSED, error.number, self.applied)
         number = self.applied
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.settle, effect)

@@ -73,6 +73,17 @@ class Standing:
 
 
 @dataclass(slots=True)
+class Going:
+    """What is about to stand in ``--output``, and ``file``, the copy that gets the name; empty if there is none.
+
+    Noted before it is done: whoever goes on after a death looks whether it was (saver.py).
+    """
+
+    standing: Standing
+    file: str
+
+
+@dataclass(slots=True)
 class Output:
     """A file, directory or symbolic link that was made under the mount.
 
@@ -83,6 +94,9 @@ class Output:
         version: counts contents; 0 before the first. meta: counts changes of mode, time and extended attributes.
         holder: rank of the node that has the content, or SHARED.
         standing: what there is of it in ``--output``; ready: version and name of a copy there that awaits its name.
+        going: what is being done about it there.
+        last: the name that it had when another output took it by a rename.
+        moved: when it got or lost its name, for comparison with others.
     """
 
     inode: Inode
@@ -97,6 +111,9 @@ class Output:
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     standing: Standing | None = None
     ready: tuple[int, str] | None = None
+    going: Going | None = None
+    last: Place | None = None
+    moved: int = 0
 
     @property
     def is_directory(self) -> bool:
@@ -109,8 +126,13 @@ class Output:
     def is_saved(self) -> bool:
         """Does it stand in ``--output`` just as it is here?"""
         if self.place is None:
-            return self.standing is None
+            return self.standing is None and self.going is None
         return self.standing == Standing(self.place, self.version, self.meta)
+
+    def is_copied(self) -> bool:
+        """Is the content of now in ``--output``, under whatever name?"""
+        standing = self.standing.version if self.standing is not None else 0
+        return self.version > 0 and self.version in (standing, self.ready[0] if self.ready is not None else 0)
 
 
 class Effect(NamedTuple):
@@ -144,6 +166,7 @@ class OutputTree:
         self._subdirectories: dict[int, int] = {}
         self._times: dict[int, int] = {}
         self._next = FIRST_OUTPUT
+        self._moves = 0
         self._apply: dict[str, Callable[..., Effect]] = {
             "create": self._create,
             "symlink": self._symlink,
@@ -155,6 +178,9 @@ class OutputTree:
             "removexattr": self._removexattr,
             "found": self._found,
             "ready": self._set_ready,
+            "unready": self._unready,
+            "going": self._set_going,
+            "staying": self._staying,
             "saved": self._saved,
             "unsaved": self._unsaved,
         }
@@ -217,6 +243,10 @@ class OutputTree:
             parts.append(top)
         return b"/".join(reversed(parts))
 
+    def knew(self, inode: int) -> bool:
+        """Is this the number of an output that there is, or was?"""
+        return FIRST_OUTPUT <= inode < self._next
+
     def unsaved(self) -> Iterator[Output]:
         """Outputs that do not stand in ``--output`` as they are here."""
         return (output for output in self.outputs.values() if not output.is_saved())
@@ -230,7 +260,8 @@ class OutputTree:
         remove parent name directory mtime_ns | rename parent name parent name replace mtime_ns |
         commit inode size mtime_ns rank | setattr inode mode mtime_ns (None: as it is) |
         setxattr inode name value | removexattr inode name |
-        found parent name mode mtime_ns size target | ready inode version file |
+        found parent name mode mtime_ns size target | ready inode version file | unready inode file |
+        going [[inode parent name version meta file] ...] | staying inode |
         saved inode parent name version meta | unsaved inode
         """
         kind, *arguments = operation
@@ -283,6 +314,8 @@ class OutputTree:
     def _put(self, output: Output, place: Place) -> None:
         """The output gets a name."""
         output.place = place
+        self._moves += 1
+        output.moved = self._moves
         self._children.setdefault(place.parent, {})[place.name] = output.inode
         if output.is_directory:
             self._subdirectories[place.parent] = self._subdirectories.get(place.parent, 0) + 1
@@ -295,10 +328,12 @@ class OutputTree:
         if output.is_directory:
             self._subdirectories[place.parent] -= 1
         output.place = None
+        self._moves += 1
+        output.moved = self._moves
         return place
 
     def _drop_unseen(self, output: Output) -> None:
-        if output.place is None and output.standing is None:
+        if output.place is None and output.standing is None and output.going is None:
             self.outputs.pop(output.inode, None)
 
     def _create(self, parent: int, name: bytes, mode: int, mtime_ns: int, rank: int, exclusive: bool) -> Effect:
@@ -349,7 +384,7 @@ class OutputTree:
             return Effect(output.inode)
         if victim is not None:
             self._check_victim(output, victim, replace)
-            self._take_away(victim)
+            victim.last = self._take_away(victim)
             self._drop_unseen(victim)
         self._take_away(output)
         self._put(output, new)
@@ -437,8 +472,31 @@ class OutputTree:
         output.ready = (version, file)
         return Effect(inode, changed=(inode,))
 
+    def _unready(self, inode: int, file: str) -> Effect:
+        """The copy is not there any more."""
+        output = self.get(inode)
+        if output.ready is not None and output.ready[1] == file:
+            output.ready = None
+        return Effect(inode, changed=(inode,))
+
+    def _set_going(self, items: Sequence[tuple[int, int, bytes, int, int, str]]) -> Effect:
+        """What is done for several outputs from now on; they stay known until it is done, whatever happens to them."""
+        for inode, parent, name, version, meta, file in items:
+            output = self.outputs.get(inode)
+            if output is not None:
+                output.going = Going(Standing(Place(parent, name), version, meta), file)
+        return Effect(items[0][0])
+
+    def _staying(self, inode: int) -> Effect:
+        """It was not done."""
+        output = self.get(inode)
+        output.going = None
+        self._drop_unseen(output)
+        return Effect(inode, changed=() if output.is_saved() else (inode,))
+
     def _saved(self, inode: int, parent: int, name: bytes, version: int, meta: int) -> Effect:
         output = self.get(inode)
+        output.going = None
         self._stand(output, Place(parent, name), version, meta)
         if output.ready is not None and output.ready[0] <= version:
             output.ready = None
@@ -449,7 +507,7 @@ class OutputTree:
         output = self.get(inode)
         if output.standing is not None and self.standing.get(output.standing.place) == inode:
             del self.standing[output.standing.place]
-        output.standing = None
+        output.standing = output.going = None
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
 

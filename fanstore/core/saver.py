@@ -1,29 +1,26 @@
 """Outputs on their way to the shared file system: what is to be copied, what is to get which name there, and when.
 
 Owns two lines of work. Every node copies the contents that it has under temporary names (``_copy``); the node that
-decides (council.py) alone changes names in ``--output`` (``_place``), so that they change in one order. Neither follows
+decides (council.py) alone changes names in ``--output`` (placer.py), so that they change in one order. Neither follows
 a list of events: each looks at what an output is and at what stands there, does one step, has it decided, and looks
 again, so whoever takes over after a death goes on from any point. An error of the shared file system is tried again,
 for ever, with growing pauses; what is pending stays pending. Trio thread; the shared file system in worker threads.
-
-A name is never missing meanwhile: what is replaced stands until its successor is complete and takes its place.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import trio
 
 from fanstore.core.objects import Objects, Stamp
-from fanstore.core.outputtree import FIRST_OUTPUT, Effect, Operation, Output, OutputTree, Place, RefusedError
-from fanstore.core.shelf import Shelf
+from fanstore.core.outputtree import Effect, Output, OutputTree, RefusedError
+from fanstore.core.placer import Decide, Placer, in_thread
+from fanstore.core.shelf import Shelf, ShorterError
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +36,6 @@ RETRY_S, RETRY_MOST_S = 0.1, 10.0
 #: Seconds between two looks whether this node decides by now.
 _LOOK_S = 1.0
 
-Decide = Callable[[Operation], Awaitable[int]]
-
 
 @dataclass
 class Trouble:
@@ -55,15 +50,13 @@ class Saver:
     """The work that is to be done for ``--output``.
 
     Attributes:
-        saved_files, saved_bytes: copies that have got their names, since the start, on this node.
-        trouble: why nothing goes on.
+        trouble: why something does not go on.
+        _failing: outputs that could not be saved at the last attempt; _held: when they are tried again.
     """
 
     def __init__(
         self, tree: OutputTree, objects: Objects, shelf: Shelf, rank: int, leads: Callable[[], bool], decide: Decide
     ) -> None:
-        self.saved_files = 0
-        self.saved_bytes = 0
         self.trouble = Trouble()
         self._tree = tree
         self._objects = objects
@@ -71,6 +64,10 @@ class Saver:
         self._rank = rank
         self._leads = leads
         self._decide = decide
+        self._placer = Placer(tree, shelf, rank, decide)
+        self._failing: set[int] = set()
+        self._pauses_s: dict[int, float] = {}
+        self._held: dict[int, tuple[float, float]] = {}
         self._stamps: dict[int, tuple[Stamp | None, float]] = {}
         self._to_copy: dict[int, None] = {}
         self._to_place: dict[int, None] = {}
@@ -79,6 +76,15 @@ class Saver:
         self._progress = trio.Event()
         self._named = trio.Event()
         self._copiers = trio.CapacityLimiter(COPIERS)
+
+    @property
+    def saved_files(self) -> int:
+        """Copies that have got their names since the start, on this node; ``saved_bytes`` those in them."""
+        return self._placer.placed_files
+
+    @property
+    def saved_bytes(self) -> int:
+        return self._placer.placed_bytes
 
     # --- what there is to do ---
 
@@ -98,7 +104,8 @@ class Saver:
             return
         if self._wants_copy(output):
             self._to_copy[inode] = None
-        self._to_place[inode] = None
+        if inode not in self._held:
+            self._to_place[inode] = None
         self._woken.set()
         self._named.set()
 
@@ -112,6 +119,12 @@ class Saver:
         """This node makes a content known; ``urgent``: copy it at once, even if it changes meanwhile (fsync)."""
         self._stamps[inode] = (None, 0.0) if urgent else (stamp, time.monotonic() + QUIET_S)
         self._enqueue(inode)
+
+    def touched(self, inode: int, before: Stamp, after: Stamp) -> None:
+        """A content that may be waited for has another stamp, and is the same."""
+        stamp, quiet_at = self._stamps.get(inode, (None, 0.0))
+        if stamp == before:
+            self._stamps[inode] = (after, quiet_at)
 
     def wake(self) -> None:
         """Look at everything again: this node decides now, or another one is gone."""
@@ -129,19 +142,26 @@ class Saver:
         return files, size
 
     async def wait_saved(self, inode: int, version: int) -> None:
-        """Until a content stands in ``--output``, or its output has no name any more."""
+        """Until a content stands in ``--output`` under its name, or its output has no name any more."""
         while True:
             output = self._tree.outputs.get(inode)
             if output is None or output.place is None:
                 return
-            if output.standing is not None and output.standing.version >= version:
+            if output.standing is not None and output.standing.version >= version and self._placer.stands(inode):
                 return
             await self._progress.wait()
 
     async def wait_names(self) -> None:
-        """Until every output whose content is known has its name in ``--output``."""
-        while any(not output.is_file or output.version > 0 for output in self._tree.unsaved()):
-            await self._progress.wait()
+        """Until every output whose content is known now has in ``--output`` the name that it has now."""
+        wanted = {output.inode: output.place for output in self._tree.unsaved() if self._has_content(output)}
+        for inode, place in wanted.items():
+            while (output := self._tree.outputs.get(inode)) is not None and output.place == place:
+                if output.is_saved() or (place is not None and self._placer.stands(inode)):
+                    break
+                await self._progress.wait()
+
+    def _has_content(self, output: Output) -> bool:
+        return not output.is_file or output.version > 0
 
     async def wait_progress(self) -> None:
         """Until something was done."""
@@ -174,9 +194,11 @@ class Saver:
                         return  # it changes: whoever writes it will close it again
                     pause_s = RETRY_S
                 except OSError as error:
-                    self._fail(f"cannot copy {self._name(output)}", error)
+                    self._fail(inode, f"cannot copy {self._name(output)}", error)
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, RETRY_MOST_S)
+                    continue
+                self._succeed(inode)
         finally:
             self._copying.discard(inode)
             if inode in self._to_copy:
@@ -187,24 +209,24 @@ class Saver:
         if stamp is not None and not self._objects.is_as(output.inode, stamp):
             return self._stamps.get(output.inode, (None, 0.0))[0] != stamp
         version, size = output.version, output.size
-        name = f"{output.inode:x}-{version}"
+        name = f"{self._rank}-{output.inode:x}-{version}"
         try:
             source = self._objects.open(output.inode)
         except FileNotFoundError:
             return False  # removed in this moment
         try:
-            await trio.to_thread.run_sync(
-                self._shelf.copy_in, source, size, name, abandon_on_cancel=False, limiter=self._copiers
-            )
-        finally:
-            os.close(source)
+            await in_thread(self._shelf.copy_in, source, size, name, limiter=self._copiers)
+        except ShorterError:
+            return self._stamps.get(output.inode, (None, 0.0))[0] != stamp
         if stamp is not None and not self._objects.is_as(output.inode, stamp):
-            await trio.to_thread.run_sync(self._shelf.discard, name)
+            await in_thread(self._shelf.discard, name)
             return self._stamps.get(output.inode, (None, 0.0))[0] != stamp
         try:
             await self._decide(("ready", output.inode, version, name))
-        except RefusedError:
-            await trio.to_thread.run_sync(self._shelf.discard, name)  # it was removed meanwhile
+        except RefusedError as error:
+            log.debug("a copy is not wanted any more: %s", error)  # it was removed meanwhile
+            await in_thread(self._shelf.discard, name)
+            await trio.sleep(RETRY_S)
         return True
 
     def _name(self, output: Output) -> str:
@@ -213,186 +235,105 @@ class Saver:
         except RefusedError:
             return "an output in a removed directory"
 
-    def _fail(self, what: str, error: OSError) -> None:
+    def _fail(self, inode: int, what: str, error: OSError) -> None:
         if self.trouble.since == 0.0:
             log.warning("%s to %s: %s; it is tried again", what, self._shelf.directory, error.strerror or error)
             self.trouble.since = time.monotonic()
         self.trouble.reason, self.trouble.number = f"{what}: {error.strerror or error}", error.errno or 0
+        self._failing.add(inode)
 
-    def _went_well(self) -> None:
-        if self.trouble.since:
+    def _succeed(self, inode: int) -> None:
+        self._pauses_s.pop(inode, None)
+        self._failing.discard(inode)
+        if self.trouble.since and not self._failing:
             log.info("%s can be written to again", self._shelf.directory)
-        self.trouble = Trouble()
+            self.trouble = Trouble()
 
     # --- names ---
 
     async def _place_all(self) -> None:
         pause_s = RETRY_S
         while True:
+            self._release()
             if not self._to_place or not self._leads():
                 self._named = trio.Event()
-                with trio.move_on_after(_LOOK_S):
+                with trio.move_on_after(_LOOK_S if not self._held else RETRY_S):
                     await self._named.wait()
                 continue
             batch = list(self._to_place)[:BATCH]
-            try:
-                for inode in await self._publish_ready(batch):
-                    self._to_place.pop(inode, None)
-                for inode in batch:
-                    if inode in self._to_place:
-                        del self._to_place[inode]
-                        try:
-                            await self._place(inode)
-                        except OSError:
-                            self._to_place[inode] = None
-                            raise
-                self._went_well()
+            for inode in batch:
+                del self._to_place[inode]
+            failed = await self._place_batch(batch)
+            for inode, error in failed.items():
+                self._hold(inode, error)
+            if len(failed) < len(batch):
                 pause_s = RETRY_S
-            except OSError as error:
-                self._fail("cannot save outputs", error)
-                await trio.sleep(pause_s)
+            else:
+                await trio.sleep(pause_s)  # nothing goes: not all of them must be tried as fast as possible
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
-            except RefusedError as error:
-                log.debug("an output was changed while it was saved: %s", error)
-                await trio.sleep(RETRY_S)
-                for inode in batch:
-                    self._enqueue(inode)
 
-    def _is_simple(self, output: Output) -> bool:
-        """A copy that can have its name at once: nothing else must be moved for it."""
-        if output.place is None or output.ready is None or output.ready[0] != output.version or not output.is_file:
-            return False
-        if output.standing is not None and output.standing.place != output.place:
-            return False
-        if not self._stands(output.place.parent):
-            return False
-        occupant = self._occupant(output.place, output)
-        return occupant is None or (occupant.place is None and not occupant.is_directory)
-
-    def _stands(self, directory: int) -> bool:
-        while directory >= FIRST_OUTPUT:
-            output = self._tree.get(directory)
-            if output.standing is None or output.standing.place != output.place:
-                return False
-            directory = output.standing.place.parent
-        return True
-
-    def _occupant(self, place: Place, other_than: Output) -> Output | None:
-        inode = self._tree.standing.get(place)
-        return None if inode is None or inode == other_than.inode else self._tree.outputs[inode]
-
-    async def _publish_ready(self, inodes: list[int]) -> list[int]:
-        """Give many copies their names with few syncs; which were done."""
-        outputs = [self._tree.outputs[inode] for inode in inodes if inode in self._tree.outputs]
-        jobs = []
-        for output in outputs:
-            if self._is_simple(output):
-                assert output.place is not None and output.ready is not None
-                path = self._tree.standing_path(output.place)
-                arguments = (output.ready[1], path, output.mode, output.mtime_ns, dict(output.xattrs))
-                jobs.append((output, output.place, output.ready[0], output.meta, arguments))
-        if not jobs:
-            return []
-
-        def publish() -> None:
-            for *_, arguments in jobs:
-                self._shelf.make_parents(arguments[1])
-                self._shelf.publish(*arguments)
-            self._shelf.sync(arguments[1] for *_, arguments in jobs)
-
-        await trio.to_thread.run_sync(publish)
-        for output, place, version, meta, _ in jobs:
-            self.saved_files += 1
-            self.saved_bytes += output.size
-            await self._decide(("saved", output.inode, place.parent, place.name, version, meta))
-        return [output.inode for output, *_ in jobs]
-
-    async def _place(self, inode: int) -> None:
-        """One step for one output."""
-        output = self._tree.outputs.get(inode)
-        if output is None or output.is_saved():
-            return
-        if output.place is None:
-            await self._bury(output)
-            return
-        if output.is_file and output.standing is None and output.ready is None:
-            return  # it is being written, or copied
-        await self._place_parents(output.place.parent)
-        place, path = output.place, self._tree.standing_path(output.place)
-        await self._make_room(output, place)
-        do = trio.to_thread.run_sync
-        await do(self._shelf.make_parents, path)
-        attributes = (output.mode, output.mtime_ns, dict(output.xattrs))
-        version, meta = output.version, output.meta
-        standing = output.standing
-        old = None if standing is None else self._tree.standing_path(standing.place)
-        if output.ready is not None and output.ready[0] == version:
-            await do(partial(self._shelf.publish, output.ready[1], path, *attributes))
-            await do(self._shelf.sync, [path])
-            if standing is not None and standing.place != place and old is not None:
-                await do(self._shelf.remove, old, False)
-        elif standing is not None and (standing.version == version or not output.is_file):
-            if standing.place != place and old is not None:
-                await do(self._shelf.rename, old, path)
-            if standing.meta != meta:
-                await do(self._shelf.set_attributes, path, *attributes)
-        elif output.is_directory:
-            await do(self._shelf.make_directory, path, output.mode)
-        elif not output.is_file:
-            await do(self._shelf.make_symlink, output.target, path, f"{inode:x}-link")
-        else:
-            return  # its new content is being copied; what stands stays until then
-        await self._decide(("saved", inode, place.parent, place.name, version, meta))
-
-    async def _place_parents(self, directory: int) -> None:
-        """See that a directory stands where it belongs."""
-        above = []
-        while directory >= FIRST_OUTPUT:
-            above.append(directory)
-            place = self._tree.get(directory).place
-            if place is None:
-                raise RefusedError(errno.ENOENT)
-            directory = place.parent
-        for parent in reversed(above):
-            if not self._stands(parent):
-                await self._place(parent)
-
-    async def _make_room(self, output: Output, place: Place) -> None:
-        """What stands at the place and belongs elsewhere is parked; what was removed and is in the way goes."""
-        occupant = self._occupant(place, output)
-        if occupant is None:
-            return
-        path = self._tree.standing_path(place)
-        if occupant.place is None:
-            if occupant.is_directory or output.is_directory:
-                await trio.to_thread.run_sync(self._shelf.remove, path, occupant.is_directory)
-                await self._decide(("unsaved", occupant.inode))
-            return
-        assert occupant.standing is not None
-        if occupant.ready is None:
-            version, name = occupant.standing.version, f"{occupant.inode:x}-parked"
-            await self._decide(("ready", occupant.inode, version, name))
-            await trio.to_thread.run_sync(self._shelf.park, path, name)
-        await self._decide(("unsaved", occupant.inode))
-
-    async def _bury(self, output: Output) -> None:
-        """An output without a name goes from ``--output``, unless a successor is about to take its place there."""
-        standing = output.standing
-        if standing is None:
-            return
-        heir = self._tree.lookup(*standing.place)
-        if heir is not None and not heir.is_saved() and heir.is_directory == output.is_directory:
-            self._to_place.setdefault(heir.inode)
-            return  # its coming buries this one
-        if output.is_directory:
-            for place, inode in list(self._tree.standing.items()):
-                if place.parent == output.inode:
-                    await self._place(inode)
-        path = self._tree.standing_path(standing.place)
+    async def _place_batch(self, batch: list[int]) -> dict[int, OSError]:
+        """One step for each of some outputs; which failed, and why. One that fails does not keep the others."""
+        failed: dict[int, OSError] = {}
+        done: list[int] = []
         try:
-            await trio.to_thread.run_sync(self._shelf.remove, path, output.is_directory)
+            done, failed = await self._placer.publish(batch)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-            log.warning("%s was removed, but something else is in it in %s", os.fsdecode(path), self._shelf.directory)
-        await self._decide(("unsaved", output.inode))
+            failed = dict.fromkeys(batch, error)
+        except RefusedError as error:
+            log.debug("outputs were changed while they were saved: %s", error)
+        for inode in batch:
+            if inode in failed:
+                continue
+            if inode not in done:
+                try:
+                    await self._placer.place(inode)
+                except OSError as error:
+                    failed[inode] = error
+                    continue
+                except RefusedError as error:
+                    log.debug("output %x was changed while it was saved: %s", inode, error)
+                    self._held[inode] = (time.monotonic() + RETRY_S, RETRY_S)
+                    continue
+            self._succeed(inode)
+        return failed
+
+    def _hold(self, inode: int, error: OSError) -> None:
+        """It is tried again, later each time."""
+        self._fail(inode, "cannot save outputs", error)
+        pause_s = min(2 * self._pauses_s.get(inode, RETRY_S / 2), RETRY_MOST_S)
+        self._pauses_s[inode] = pause_s
+        self._held[inode] = (time.monotonic() + pause_s, pause_s)
+
+    def _release(self) -> None:
+        """Those whose time has come are tried again."""
+        now = time.monotonic()
+        for inode in [inode for inode, (due, _) in self._held.items() if due <= now]:
+            del self._held[inode]
+            self._enqueue(inode)
+            if inode not in self._to_place:
+                self._succeed(inode)  # it was removed meanwhile
+
+    # --- after a death ---
+
+    async def find_out(self) -> None:
+        """Look what was done of what had been announced. Raises OSError."""
+        for output in list(self._tree.outputs.values()):
+            await self._placer.find_out(output.inode)
+
+    async def save_now(self, skipped: Collection[int]) -> dict[int, OSError]:
+        """All that can be done, but for some, and nothing twice: what failed, and why. Not while ``run`` runs."""
+        failed: dict[int, OSError] = {}
+        for output in list(self._tree.unsaved()):
+            if self._wants_copy(output):
+                try:
+                    await self._copy_once(output, self._stamps.get(output.inode, (None, 0.0))[0])
+                except OSError as error:
+                    failed[output.inode] = error
+        before: list[object] = []
+        while before != (before := [replace(output) for output in self._tree.unsaved()]):
+            for output in list(self._tree.unsaved()):
+                if output.inode not in skipped:
+                    failed.pop(output.inode, None)
+                    failed |= await self._place_batch([output.inode])
+        return failed
