@@ -7,7 +7,7 @@ the saver's own steps is up to the threads of the moment.
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -39,7 +39,7 @@ class Flaky(Shelf):
     odds = 0.0
 
     def __init__(self, directory: Path, copies: str, random: Random) -> None:
-        super().__init__(directory, copies)
+        super().__init__(directory, copies, 0)
         self._random = random
 
     def __getattribute__(self, name: str) -> Any:
@@ -118,7 +118,7 @@ def written(prepared: Path, directory: Path, shelf: Shelf) -> Iterator[Outputs]:
     with core_parts.opened(prepared) as parts:
         owner = Owner("job", 0, str(shelf.directory), ".fanstore-job")
         objects = Objects(directory / "objects")
-        journal = Journal(directory / "journal", owner)
+        journal = Journal.make(directory / "journal", owner)
         shelf.open()
         try:
             yield Outputs(parts.namespace, None, objects, journal, shelf, OutputSettings())
@@ -206,9 +206,22 @@ async def write_and_compare(outputs: Outputs, shelf: Shelf, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_all_is_saved(prepared: Path, tmp_path: Path, seed: int) -> None:
-    shelf = Shelf(tmp_path / "output", ".fanstore-job")
+    shelf = Shelf(tmp_path / "output", ".fanstore-job", 0)
     with written(prepared, tmp_path, shelf) as outputs:
         trio.run(write_and_compare, outputs, shelf, seed)
         assert outputs.saver is not None and outputs.saver.saved_files > 0
+    shelf.close()
+    assert not list(shelf.directory.glob(".fanstore*"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_errors_of_the_shared_file_system(
+    prepared: Path, tmp_path: Path, seed: int, expect_warnings: Callable[..., None]
+) -> None:
+    """A fifth of all calls there fail: tried again, nothing is lost."""
+    expect_warnings(r"to .*/output: .*; it is tried again")
+    shelf = Flaky(tmp_path / "output", ".fanstore-job", Random(seed))
+    with written(prepared, tmp_path, shelf) as outputs:
+        trio.run(write_and_compare, outputs, shelf, seed)
     shelf.close()
     assert not list(shelf.directory.glob(".fanstore*"))

@@ -22,7 +22,7 @@ import msgpack
 import trio
 
 from fanstore.core.outputtree import Effect, Operation, RefusedError
-from fanstore.transport.peers import PeerError, PeerLostError, Peers, PeerTimeoutError
+from fanstore.transport.peers import PeerError, PeerLostError, PeerRefusedError, Peers, PeerTimeoutError
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,13 @@ OUTPUT_QUESTION = b"o"
 DECIDE_LIMIT_S = 60.0
 #: Seconds for another node to apply an operation before it is not waited for: it is stopped, and applies it later.
 APPLY_LIMIT_S = 10.0
+#: Seconds between two attempts to bring a node up to date that has not applied something in time.
+BEHIND_S = 1.0
 #: Seconds before a node that cannot decide yet is asked again.
 _AGAIN_S = 0.02
-#: Operations that each node remembers, for those who have missed some or ask again.
+#: Bytes of operations in one message, which has at most MESSAGE_BYTES (transport/peers.py).
+_MESSAGE_BYTES = 50_000
+#: Operations that each node remembers at least, for those who ask again; besides, all that some node may have missed.
 _REMEMBERED = 4096
 
 #: Answers.
@@ -43,6 +47,8 @@ _DONE, _REFUSED, _NOT_ME = "done", "refused", "not me"
 
 #: Who wants an operation, and the how-manieth of its it is.
 Ticket = tuple[int, int]
+#: What became of an operation; the inode that it was about, or an errno; how many operations it follows from, or is.
+Answer = tuple[str, int, int]
 
 
 class Follower(Protocol):
@@ -62,6 +68,10 @@ class Council:
         applied: how many operations this node has applied.
         _leader: the rank that decides, as far as is known here; it only ever grows.
         _leads: this node has taken over: it knows everything that was confirmed.
+        _log: operations by number; _results: the same by ticket. _common: every living node has applied so many.
+        _reached: on the node that decides, how many operations each other one has applied, as far as it has said.
+        _lines: one message on its way to each of them at a time.
+        _behind: those that have not applied something in time, and may never have been sent it.
     """
 
     def __init__(self, peers: Peers | None, follower: Follower) -> None:
@@ -75,6 +85,11 @@ class Council:
         self._taking_over = trio.Lock()
         self._log: collections.OrderedDict[int, tuple[Ticket, Operation, int]] = collections.OrderedDict()
         self._results: collections.OrderedDict[Ticket, tuple[int, int]] = collections.OrderedDict()
+        self._common = 0
+        self._reached: dict[int, int] = {}
+        self._lines: dict[int, trio.Lock] = {}
+        self._behind: set[int] = set()
+        self._deposed = False
         self._moved = trio.Event()
 
     @property
@@ -87,6 +102,10 @@ class Council:
         if peers is None:
             return []
         return [rank for rank in range(peers.size) if rank != self._rank and not peers.is_lost(rank)]
+
+    def _is_first(self) -> bool:
+        """Has this node the lowest rank of those that live?"""
+        return min([self._rank, *self._others()]) == self._rank
 
     # --- asking ---
 
@@ -102,14 +121,16 @@ class Council:
                 if answer is not None:
                     break
                 await trio.sleep(_AGAIN_S)
-            kind, value = answer
+            kind, value, number = answer
+            while self.applied < number:  # what it was decided on must be seen here, too
+                await self._moved.wait()
             if kind == _REFUSED:
                 raise RefusedError(value)
             return value
         log.error("a change to the outputs was not decided within %g s", DECIDE_LIMIT_S)
         raise RefusedError(errno.ETIMEDOUT)
 
-    async def _ask_leader(self, ticket: Ticket, operation: Operation) -> tuple[str, int] | None:
+    async def _ask_leader(self, ticket: Ticket, operation: Operation) -> Answer | None:
         """What the node that decides says; None if there is none at the moment."""
         peers = self._peers
         assert peers is not None
@@ -118,31 +139,33 @@ class Council:
             return await self._lead(ticket, operation)
         question = OUTPUT_QUESTION + msgpack.packb(["decide", ticket, list(operation)])
         try:
-            kind, value = msgpack.unpackb(await peers.ask(leader, question, DECIDE_LIMIT_S))
+            kind, value, number = msgpack.unpackb(await peers.ask(leader, question, DECIDE_LIMIT_S))
         except PeerError as error:
             log.debug("rank %d does not decide: %s", leader, error)
             return None
-        return None if kind == _NOT_ME else (kind, value)
+        return None if kind == _NOT_ME else (kind, value, number)
 
     # --- deciding ---
 
-    async def _lead(self, ticket: Ticket, operation: Operation) -> tuple[str, int] | None:
+    async def _lead(self, ticket: Ticket, operation: Operation) -> Answer:
         """Decide on an operation, on the node that decides."""
+        if self._deposed:
+            return (_REFUSED, errno.EIO, 0)
         if not self._leads:
             await self._take_over()
         if ticket in self._results:
             number, result = self._results[ticket]
             await self._spread(number)
-            return (_DONE, result)
+            return (_DONE, result, number)
         try:
             effect = self._apply(ticket, operation)
         except RefusedError as error:
-            return (_REFUSED, error.number)
+            return (_REFUSED, error.number, self.applied)
         number = self.applied
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.settle, effect)
             await self._spread(number)
-        return (_DONE, effect.result)
+        return (_REFUSED, errno.EIO, 0) if self._deposed else (_DONE, effect.result, number)
 
     def _apply(self, ticket: Ticket, operation: Operation) -> Effect:
         effect = self._follower.apply(operation)
@@ -150,7 +173,7 @@ class Council:
         if self._peers is not None:
             self._log[self.applied] = (ticket, operation, effect.result)
             self._results[ticket] = (self.applied, effect.result)
-            while len(self._log) > _REMEMBERED:
+            while len(self._log) > _REMEMBERED and next(iter(self._log)) <= self._common:
                 self._log.popitem(last=False)
                 self._results.popitem(last=False)
             self._moved.set()
@@ -159,71 +182,127 @@ class Council:
 
     async def _spread(self, number: int) -> None:
         """Until all other nodes have applied the operation with this number, and all before it."""
-        ticket, operation, _ = self._log[number]
-        question = OUTPUT_QUESTION + msgpack.packb(["apply", number, ticket, list(operation)])
-
-        async def tell(rank: int) -> None:
-            assert self._peers is not None
-            try:
-                await self._peers.ask(rank, question, APPLY_LIMIT_S)
-            except PeerTimeoutError:
-                log.debug("rank %d has not applied operation %d yet", rank, number)
-            except PeerLostError:
-                log.debug("rank %d is gone", rank)
-            except PeerError as error:
-                log.warning("rank %d has not applied a change to the outputs: %s", rank, error)
-
-        others = self._others()
+        living = self._others()
+        self._common = min((self._reached.get(rank, 0) for rank in living), default=self.applied)
+        others = [rank for rank in living if rank not in self._behind]  # who is behind is told later (``run``)
         if len(others) == 1:
-            await tell(others[0])
+            await self._tell(others[0], number)
             return
         async with trio.open_nursery() as nursery:
             for rank in others:
-                nursery.start_soon(tell, rank)
+                nursery.start_soon(self._tell, rank, number)
+
+    async def _tell(self, rank: int, number: int) -> None:
+        """Have one node apply all operations up to this number; one that does not in time is behind from then on.
+
+        One message at a time, which takes along all that has come up meanwhile: they arrive in order, and many changes
+        at once need few messages.
+        """
+        async with self._lines.setdefault(rank, trio.Lock()):
+            while self._reached.get(rank, 0) < number:
+                answer = None
+                try:
+                    answer = await self._ask(rank, ["apply", self._since(self._reached.get(rank, 0)), self._common])
+                except PeerLostError:
+                    return
+                except PeerTimeoutError as error:
+                    log.debug("rank %d has not applied operation %d yet: %s", rank, number, error)
+                except PeerError as error:
+                    log.warning("rank %d has not applied a change to the outputs: %s", rank, error)
+                if answer is not None and answer[0] == _NOT_ME:
+                    self._depose()
+                    return
+                if answer is None or answer[1] <= self._reached.get(rank, 0):
+                    self._behind.add(rank)
+                    return
+                self._reached[rank] = answer[1]
+
+    def _since(self, applied: int) -> list[Any]:
+        """Operations after a number, as many as fit into a message."""
+        found: list[Any] = []
+        size = 0
+        for number in range(applied + 1, self.applied + 1):
+            if number not in self._log:
+                break
+            ticket, operation, _ = self._log[number]
+            item = [number, ticket, list(operation)]
+            size += len(msgpack.packb(item))
+            if size > _MESSAGE_BYTES and found:
+                break
+            found.append(item)
+        return found
+
+    def _depose(self) -> None:
+        """Another node decides: we were taken for dead, and must not decide on anything any more."""
+        if not self._deposed:
+            log.error("the other nodes have taken this one for dead: nothing can be changed here any more")
+        self._deposed = True
+        self._leads = False
+
+    async def run(self) -> None:
+        """For as long as the outputs live: take over when it is our turn, and bring up to date who was stopped."""
+        while self._peers is not None:
+            await trio.sleep(BEHIND_S)
+            if self._is_first() and not self._leads and not self._deposed:
+                await self._take_over()
+            for rank in sorted(self._behind):
+                if not self._leads or self._peers.is_lost(rank):
+                    self._behind.discard(rank)
+                elif not self._peers.is_silent(rank):
+                    await self._bring_up(rank)
 
     async def _take_over(self) -> None:
-        """All nodes with lower ranks are gone: learn what any node knows, and see to it that all know it."""
+        """All nodes with lower ranks are gone: learn what any node knows, and see to it that all know it.
+
+        A node that does not answer is waited for until it does, or is dead: it may know something that was confirmed.
+        """
         async with self._taking_over:
             if self._leads:
                 return
-            known: dict[int, int] = {}
-            for rank in self._others():
-                answer = await self._ask(rank, ["state"], APPLY_LIMIT_S)
-                if answer is not None:
-                    known[rank] = int(answer[0])
-            for rank, applied in known.items():
-                if applied > self.applied:
-                    await self._learn(rank)
-            for rank, applied in known.items():
-                for number in range(applied + 1, self.applied + 1):
-                    if number in self._log:
-                        ticket, operation, _ = self._log[number]
-                        await self._ask(rank, ["apply", number, ticket, list(operation)], APPLY_LIMIT_S)
-            self._leader = self._rank
+            self._leader = max(self._leader, self._rank)  # nothing of those before us counts from here on
+            asked: set[int] = set()
+            while missing := [rank for rank in self._others() if rank not in asked]:
+                for rank in missing:
+                    try:
+                        self._reached[rank] = (await self._ask(rank, ["state"]))[0]
+                        await self._learn(rank)
+                        asked.add(rank)
+                    except PeerError as error:
+                        log.debug("rank %d does not say what it knows: %s", rank, error)
+                        await trio.sleep(_AGAIN_S)
             self._leads = True
             log.info("this node decides on changes to the outputs from now on")
+        for rank in self._others():
+            await self._bring_up(rank)
 
-    async def _learn(self, rank: int) -> bool:
-        """Apply what another node has applied and this one has not; False if nothing came."""
-        before = self.applied
-        while (answer := await self._ask(rank, ["since", self.applied], APPLY_LIMIT_S)) and answer[0]:
-            for number, ticket, operation in answer[0]:
-                if number == self.applied + 1:
-                    effect = self._apply((ticket[0], ticket[1]), operation)
-                    await self._follower.settle(effect)
-            if not answer[0] or answer[0][-1][0] > self.applied:
-                break
-        return self.applied > before
+    async def _bring_up(self, rank: int) -> None:
+        """See that a node applies all that this one has applied."""
+        self._behind.discard(rank)
+        await self._tell(rank, self.applied)
 
-    async def _ask(self, rank: int, words: list[Any], limit_s: float) -> list[Any] | None:
+    async def _learn(self, rank: int) -> None:
+        """Apply what another node has applied and this one has not. Raises PeerError."""
+        while self._reached[rank] > self.applied:
+            (operations,) = await self._ask(rank, ["since", self.applied])
+            effects = self._apply_all(operations, self._rank)
+            if not effects:
+                raise PeerRefusedError(f"rank {rank} does not remember operation {self.applied + 1}")
+            for effect in effects:
+                await self._follower.settle(effect)
+
+    def _apply_all(self, operations: list[Any], leader: int) -> list[Effect]:
+        """Apply those that come next, unless another node decides by now."""
+        effects = []
+        for number, ticket, operation in operations:
+            if number == self.applied + 1 and self._leader == leader:
+                effects.append(self._apply((ticket[0], ticket[1]), operation))
+        return effects
+
+    async def _ask(self, rank: int, words: list[Any]) -> list[Any]:
+        """Raises PeerError."""
         assert self._peers is not None
-        try:
-            answer: list[Any] = msgpack.unpackb(
-                await self._peers.ask(rank, OUTPUT_QUESTION + msgpack.packb(words), limit_s)
-            )
-        except PeerError as error:
-            log.debug("rank %d: %s", rank, error)
-            return None
+        question = OUTPUT_QUESTION + msgpack.packb(words)
+        answer: list[Any] = msgpack.unpackb(await self._peers.ask(rank, question, APPLY_LIMIT_S))
         return answer
 
     # --- answering ---
@@ -238,40 +317,22 @@ class Council:
         }
 
     async def _asked_to_decide(self, peer: int, ticket: list[int], operation: list[Any]) -> list[Any]:
-        if min([self._rank, *self._others()]) != self._rank:
-            return [_NOT_ME, 0]  # we do not know yet that the one before us is dead
-        answer = await self._lead((ticket[0], ticket[1]), operation)
-        return [_NOT_ME, 0] if answer is None else list(answer)
+        if not self._is_first():
+            return [_NOT_ME, 0, 0]  # we do not know yet that the one before us is dead
+        return list(await self._lead((ticket[0], ticket[1]), operation))
 
-    async def _asked_to_apply(self, peer: int, number: int, ticket: list[int], operation: list[Any]) -> list[Any]:
+    async def _asked_to_apply(self, peer: int, operations: list[Any], common: int) -> list[Any]:
         if peer < self._leader:
-            return [_NOT_ME]  # from one that was taken for dead
+            return [_NOT_ME, 0]  # from one that was taken for dead
         self._leader = peer
-        with trio.move_on_after(APPLY_LIMIT_S / 2):
-            while self.applied + 1 < number:  # those before it are on their way
-                await self._moved.wait()
-        if self.applied + 1 < number:
-            await self._learn(peer)
-        if self.applied + 1 == number:
-            effect = self._apply((ticket[0], ticket[1]), operation)
+        self._common = max(self._common, common)
+        for effect in self._apply_all(operations, peer):
             await self._follower.settle(effect)
-        return [_DONE]
+        return [_DONE, self.applied]
 
     async def _asked_for_state(self, peer: int) -> list[Any]:
         self._leader = max(self._leader, peer)
         return [self.applied]
 
     async def _asked_since(self, peer: int, applied: int) -> list[Any]:
-        """Operations after a number, as many as fit into a message."""
-        found: list[Any] = []
-        size = 0
-        for number in range(applied + 1, self.applied + 1):
-            if number not in self._log:
-                break
-            ticket, operation, _ = self._log[number]
-            item = [number, ticket, list(operation)]
-            size += len(msgpack.packb(item))
-            if size > 50_000 and found:
-                break
-            found.append(item)
-        return [found]
+        return [self._since(applied)]

@@ -15,8 +15,9 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import msgpack
 
@@ -46,44 +47,96 @@ class Owner:
 
 
 class Journal:
-    """The journal of this process. ``note`` raises OSError: a full disk, most likely.
+    """The journal of this process.
+
+    What cannot be written, because the disk is full, is kept in memory and written before anything else: a journal
+    without an operation in the middle would give contents to the wrong names.
 
     Attributes:
-        position: where the next record goes.
+        _position: where the next record goes. _last: where the last one begins; -1 if it is in ``_waiting``.
+        _waiting: records that could not be written yet.
     """
 
-    def __init__(self, path: Path, owner: Owner) -> None:
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 -- for life
-        self._file.write(json.dumps({"format": _FORMAT, **asdict(owner)}).encode() + b"\n")
-        self.position = self._file.tell()
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._position = self._last = file.tell()
+        self._waiting: list[bytes] = []
 
-    def note(self, kind: str, value: Operation) -> None:
-        """Add a record: an operation ("op"), or the path of a directory of the dataset ("dir")."""
+    @classmethod
+    def make(cls, path: Path, owner: Owner) -> Self:
+        """A new one. Raises OSError."""
+        file = open(path, "xb", buffering=0)  # noqa: SIM115 -- for life
+        file.write(json.dumps({"format": _FORMAT, **asdict(owner)}).encode() + b"\n")
+        return cls(file)
+
+    @classmethod
+    def resume(cls, path: Path, position: int) -> Self:
+        """Go on with that of a dead process, after its last good record. Raises OSError."""
+        file = open(path, "r+b", buffering=0)  # noqa: SIM115 -- for life
+        file.truncate(position)
+        file.seek(position)
+        return cls(file)
+
+    def note(self, kind: str, value: Operation, *, must: bool) -> None:
+        """Add a record: an operation ("op"), or the path of a directory of the dataset ("dir").
+
+        With ``must`` raises OSError if it cannot be written now.
+        """
         text = msgpack.packb([kind, list(value)])
         record = _HEAD.pack(len(text), zlib.crc32(text)) + text
-        if self._file.write(record) != len(record):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.position += len(record)
+        try:
+            while self._waiting:
+                self._write(self._waiting[0])
+                del self._waiting[0]
+            self._write(record)
+        except OSError:
+            if must:
+                raise
+            self._waiting.append(record)
+            self._last = -1
 
-    def cut(self, position: int) -> None:
-        """Take back what was noted after this position."""
+    def _write(self, record: bytes) -> None:
+        try:
+            if self._file.write(record) != len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._cut(self._position)
+            raise
+        self._last, self._position = self._position, self._position + len(record)
+
+    def take_back(self) -> None:
+        """The last record is not to be: what it says was refused."""
+        if self._last < 0:
+            self._waiting.pop()
+        else:
+            self._cut(self._last)
+            self._position = self._last
+
+    def _cut(self, position: int) -> None:
         self._file.truncate(position)
         self._file.seek(position)
-        self.position = position
 
     def close(self) -> None:
         self._file.close()
 
 
-def read_journal(path: Path) -> tuple[Owner, Iterator[tuple[str, list[Any]]]]:
-    """Whose it is, and its records. Raises FormatError, OSError."""
+class Record(NamedTuple):
+    """A record, and where it ends."""
+
+    kind: str
+    value: list[Any]
+    end: int
+
+
+def read_journal(path: Path) -> tuple[Owner, int, Iterator[Record]]:
+    """Whose it is, where its records begin, and these. Raises FormatError, OSError."""
     file = open(path, "rb")  # noqa: SIM115 -- the generator closes it
     try:
         owner = _read_owner(path, file)
     except BaseException:
         file.close()
         raise
-    return owner, _records(file)
+    return owner, file.tell(), _records(file)
 
 
 def _read_owner(path: Path, file: BinaryIO) -> Owner:
@@ -96,8 +149,9 @@ def _read_owner(path: Path, file: BinaryIO) -> Owner:
         raise FormatError(f"{path} is not a journal of outputs: {error}") from None
 
 
-def _records(file: BinaryIO) -> Iterator[tuple[str, list[Any]]]:
+def _records(file: BinaryIO) -> Iterator[Record]:
     with file:
+        position = file.tell()
         while True:
             head = file.read(_HEAD.size)
             if len(head) < _HEAD.size:
@@ -107,4 +161,5 @@ def _records(file: BinaryIO) -> Iterator[tuple[str, list[Any]]]:
             if len(text) < length or zlib.crc32(text) != crc:
                 return  # the process was killed while it wrote this
             kind, value = msgpack.unpackb(text)
-            yield kind, value
+            position += len(head) + len(text)
+            yield Record(kind, value, position)

@@ -48,8 +48,10 @@ class Objects:
         _clean: by inode, the state that was last made known, and when, if it had just been changed then.
     """
 
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700)
+    def __init__(self, directory: Path, *, existing: bool = False) -> None:
+        """In a new directory, or in that of a dead job. Raises OSError."""
+        if not existing:
+            directory.mkdir(mode=0o700)
         self.path = directory
         self.directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._clean: dict[int, tuple[Stamp, int]] = {}
@@ -159,9 +161,19 @@ class Objects:
         stamp, known_ns = self._clean.get(inode, (None, 0))
         return content.stamp != stamp or time.monotonic_ns() - known_ns < RACY_NS
 
+    def racy_s(self, inode: int) -> float:
+        """In how many seconds a change of the content will leave a trace for sure."""
+        content = self.find(inode)
+        return 0.0 if content is None else max(0.0, (content.stamp.ctime_ns + RACY_NS - time.time_ns()) / 1e9)
+
     def is_known(self, inode: int) -> bool:
-        """Is the content here, and was made known, and not changed since as far as can be seen?"""
-        return inode in self._clean and self.is_as(inode, self._clean[inode][0])
+        """Is the content that is here the one that was made known last, as far as can be seen? False if there is none.
+
+        Not the opposite of ``is_changed``, which is on the safe side for who would make it known once more. Here that
+        would be the wrong one: the content that another node has made known since must not be replaced by ours.
+        """
+        content = self.find(inode)
+        return content is not None and content.stamp == self._clean.get(inode, (None, 0))[0]
 
     def is_as(self, inode: int, stamp: Stamp) -> bool:
         """Is the content here, and in this state?"""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -25,13 +24,13 @@ import msgpack
 import trio
 
 from fanstore.core.council import OUTPUT_QUESTION, Council
+from fanstore.core.elsewhere import PIECE_BYTES, PIECES, Elsewhere
 from fanstore.core.journal import Journal
 from fanstore.core.namespace import Attributes, Child, Namespace
 from fanstore.core.objects import Objects
 from fanstore.core.outputtree import (
     END_OUTPUT,
     FIRST_OUTPUT,
-    SHARED,
     Effect,
     Operation,
     Output,
@@ -43,23 +42,18 @@ from fanstore.core.outputtree import (
 from fanstore.core.saver import Saver
 from fanstore.core.shelf import Found, Shelf
 from fanstore.ids import Inode
-from fanstore.transport.peers import PeerError, Peers
+from fanstore.transport.peers import Peers
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a content in one answer of another node, which is a message (MESSAGE_BYTES of transport/peers.py).
-PIECE_BYTES = 56 << 10
-#: Pieces that are asked for at once.
-PIECES = 8
-#: Seconds for another node to give a piece, before ``--output`` is read instead.
-PIECE_LIMIT_S = 10.0
 #: Seconds that fsync waits for ``--output``; then it fails with what is wrong there.
 SYNC_LIMIT_S = 60.0
 
-_PIECE = b"="
 #: Not for files: the mount is nosuid, and to take them away at each write, as POSIX wants, would cost a message.
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _USER = b"user."
+#: Operations that are refused when they cannot be noted; others must be possible on a full disk, too.
+_NEED_ROOM = ("create", "symlink", "setxattr")
 
 
 class Kernel(Protocol):
@@ -129,14 +123,18 @@ class Outputs:
         self.saver: Saver | None = None
         if shelf is not None:
             self.saver = Saver(self.tree, objects, shelf, self.rank, self.decides, self._council.decide)
+        self._elsewhere = Elsewhere(self.tree, objects, shelf, peers)
         self._lookups: dict[int, int] = {}
         self._nameless: dict[int, Output] = {}
         self._fetching: dict[int, trio.Lock] = {}
-        self._closing: set[int] = set()
+        self._closing: dict[int, trio.Lock] = {}
         self._noted: set[int] = set()
         self._closes: list[int] = []
         self._closed_event = trio.Event()
-        self._handlers: dict[str, Callable[..., Any]] = {**self._council.handlers(), "piece": self._give_piece}
+        self._handlers: dict[str, Callable[..., Any]] = {
+            **self._council.handlers(),
+            "piece": self._elsewhere.give_piece,
+        }
 
     # --- life ---
 
@@ -184,6 +182,7 @@ class Outputs:
     async def run(self) -> None:
         """For as long as the outputs live: save them, and take note of what was closed."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._council.run)
             if self.saver is not None:
                 nursery.start_soon(self.saver.run)
             while True:
@@ -248,13 +247,15 @@ class Outputs:
                 self._forget_content(output.inode)
         if operation[0] == "commit" and operation[4] != self.rank:
             self._supersede(operation[1])
+        elif operation[0] == "setattr" and operation[3] is not None:
+            self._set_time(operation[1], operation[3])
         if self.saver is not None:
             self.saver.notice(effect)
         return effect
 
     def _note_and_apply(self, operation: Operation) -> Effect:
-        """In the journal before it happens: a full disk refuses an operation, and never loses one."""
-        start = self._journal.position
+        """In the journal before it happens. A full disk refuses what needs room, and only where it is decided on."""
+        must = operation[0] in _NEED_ROOM and self.decides()
         try:
             for directory in parents(operation):
                 if (
@@ -262,17 +263,16 @@ class Outputs:
                     and directory not in self._noted
                     and self._namespace.is_directory(directory)
                 ):
-                    self._journal.note("dir", (directory, self._namespace.path(directory)))
+                    self._journal.note("dir", (directory, self._namespace.path(directory)), must=must)
                     self._noted.add(directory)
-            start = self._journal.position
-            self._journal.note("op", operation)
+            self._journal.note("op", operation, must=must)
+        except OSError as error:
+            raise RefusedError(error.errno or errno.EIO) from error
+        try:
             return self.tree.apply(operation)
         except RefusedError:
-            self._journal.cut(start)
+            self._journal.take_back()
             raise
-        except OSError as error:
-            self._journal.cut(start)
-            raise RefusedError(error.errno or errno.EIO) from error
 
     def _describe_directories(self, effect: Effect, operation: Operation) -> None:
         if self._kernel is None:
@@ -300,8 +300,22 @@ class Outputs:
 
     def _supersede(self, inode: int) -> None:
         """Another node has made a newer content known: ours is old, unless it was changed here as well."""
-        if not self.objects.is_changed(inode):
+        if self.objects.is_known(inode):
             self._forget_content(inode)
+
+    def _set_time(self, inode: int, mtime_ns: int) -> None:
+        """The content that is here gets another time, which does not make it another content."""
+        before, changed = self.objects.find(inode), self.objects.is_changed(inode)
+        if before is None:
+            return
+        self.objects.set_time(inode, mtime_ns)
+        after = self.objects.find(inode)
+        if after is None:
+            return
+        if not changed:
+            self.objects.set_clean(inode, after.stamp)
+        if self.saver is not None:
+            self.saver.touched(inode, before.stamp, after.stamp)
 
     def _forget_content(self, inode: int) -> None:
         self.objects.remove(inode)
@@ -406,16 +420,9 @@ class Outputs:
         output = self.get(inode)
         if mode is not None and output.is_file and mode & _SPECIAL_BITS:
             raise RefusedError(errno.EPERM)
-        if mtime_ns is not None and output.is_file and self.objects.find(inode) is not None:
-            known = self.objects.is_known(inode)
-            self.objects.set_time(inode, mtime_ns)
-            content = self.objects.find(inode)
-            if known and content is not None:
-                # As known as before: nobody will close it again for this, and the saver waits for this stamp.
-                self.objects.set_clean(inode, content.stamp)
-                if self.saver is not None:
-                    self.saver.expect(inode, content.stamp, urgent=False)
         if output.place is None:
+            if mtime_ns is not None and output.is_file:
+                self._set_time(inode, mtime_ns)
             output.mode = output.mode if mode is None else stat.S_IFMT(output.mode) | stat.S_IMODE(mode)
             return
         await self._council.decide(("setattr", inode, mode, mtime_ns))
@@ -466,7 +473,7 @@ class Outputs:
         try:
             return self.objects.read(inode, offset, length)
         except FileNotFoundError:
-            return await self._read_elsewhere(self.get(inode), offset, length)
+            return await self._elsewhere.read(self.get(inode), offset, length)
 
     async def write(self, inode: int, offset: int, data: bytes) -> int:
         """Write into an output; how much of it. Raises RefusedError, OSError."""
@@ -490,7 +497,7 @@ class Outputs:
             try:
                 async with await trio.open_file(part, "wb", buffering=0) as file:
                     for offset in range(0, size, PIECE_BYTES * PIECES):
-                        data = await self._read_elsewhere(output, offset, min(PIECE_BYTES * PIECES, size - offset))
+                        data = await self._elsewhere.read(output, offset, min(PIECE_BYTES * PIECES, size - offset))
                         await file.write(data)
                 if output.version != version:
                     raise RefusedError(errno.ESTALE)
@@ -498,47 +505,6 @@ class Outputs:
             finally:
                 part.unlink(missing_ok=True)
                 self._fetching.pop(inode, None)
-
-    async def _read_elsewhere(self, output: Output, offset: int, length: int) -> bytes:
-        """Content that another node has, or that stands in ``--output``."""
-        length = min(length, max(0, output.size - offset))
-        if length == 0:
-            return b""
-        holder, peers = output.holder, self._peers
-        if holder not in (SHARED, self.rank) and peers is not None and not peers.is_lost(holder):
-            try:
-                return await self._ask_pieces(peers, holder, output, offset, length)
-            except PeerError as error:
-                log.debug("rank %d does not give an output: %s", holder, error)
-        standing = output.standing
-        if self._shelf is None or standing is None or standing.version != output.version:
-            log.warning(
-                "the content of %s is on rank %d only, which does not give it",
-                os.fsdecode(self.tree.path(output.place)) if output.place else "a removed output",
-                holder,
-            )
-            raise RefusedError(errno.EIO)
-        path = self.tree.standing_path(standing.place)
-        return await trio.to_thread.run_sync(self._shelf.read, path, offset, length, abandon_on_cancel=True)
-
-    async def _ask_pieces(self, peers: Peers, holder: int, output: Output, offset: int, length: int) -> bytes:
-        pieces: dict[int, bytes] = {}
-        errors: list[PeerError] = []
-
-        async def ask(start: int) -> None:
-            wanted = min(PIECE_BYTES, offset + length - start)
-            question = OUTPUT_QUESTION + msgpack.packb(["piece", output.inode, start, wanted])
-            try:
-                pieces[start] = (await peers.ask(holder, question, PIECE_LIMIT_S))[1:]
-            except PeerError as error:
-                errors.append(error)
-
-        async with trio.open_nursery() as nursery:
-            for start in range(offset, offset + length, PIECE_BYTES):
-                nursery.start_soon(ask, start)
-        if errors:
-            raise errors[0]
-        return b"".join(pieces[start] for start in sorted(pieces))
 
     # --- making known ---
 
@@ -561,6 +527,9 @@ class Outputs:
         if self.objects.find(inode) is None:
             return  # nothing was written here
         await trio.to_thread.run_sync(self.objects.sync, inode)
+        if self._settings.durable:
+            # Then a close right after it, as usual, sees that nothing has changed since, and there is no second copy.
+            await trio.sleep(self.objects.racy_s(inode))
         await self._make_known(inode, urgent=True)
         output = self.tree.outputs.get(inode)
         if self.saver is None or output is None or not self._settings.durable:
@@ -582,23 +551,20 @@ class Outputs:
         raise RefusedError(self.saver.trouble.number or errno.EIO)
 
     async def _make_known(self, inode: int, urgent: bool) -> None:
-        output = self.tree.outputs.get(inode)
-        if output is None or output.place is None or not output.is_file or inode in self._closing:
-            return
-        content = self.objects.find(inode)
-        if content is None:
-            return
-        self._closing.add(inode)
-        try:
-            if output.version == 0 or self.objects.is_changed(inode):
-                if self.saver is not None:
+        """All nodes get to know the content as it is now; who comes while another is at it does so after that one."""
+        lock = self._closing.setdefault(inode, trio.Lock())
+        async with lock:
+            output, content = self.tree.outputs.get(inode), self.objects.find(inode)
+            if output is not None and output.place is not None and output.is_file and content is not None:
+                if output.version == 0 or self.objects.is_changed(inode):
+                    if self.saver is not None:
+                        self.saver.expect(inode, content.stamp, urgent)
+                    await self._council.decide(("commit", inode, content.size, content.mtime_ns, self.rank))
+                    self.objects.set_clean(inode, content.stamp)
+                elif urgent and self.saver is not None:
                     self.saver.expect(inode, content.stamp, urgent)
-                await self._council.decide(("commit", inode, content.size, content.mtime_ns, self.rank))
-                self.objects.set_clean(inode, content.stamp)
-            elif urgent and self.saver is not None:
-                self.saver.expect(inode, content.stamp, urgent)
-        finally:
-            self._closing.discard(inode)
+        if not lock.locked():
+            self._closing.pop(inode, None)
 
     async def close_all(self) -> None:
         """The mount has ended: what is still open counts as closed."""
@@ -615,9 +581,3 @@ class Outputs:
         word, *arguments = msgpack.unpackb(question[len(OUTPUT_QUESTION) :])
         answer = await self._handlers[word](peer, *arguments)
         return answer if isinstance(answer, bytes) else msgpack.packb(answer)
-
-    async def _give_piece(self, peer: int, inode: int, offset: int, length: int) -> bytes:
-        try:
-            return _PIECE + self.objects.read(inode, offset, min(length, PIECE_BYTES))
-        except FileNotFoundError:
-            return b""

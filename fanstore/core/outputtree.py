@@ -78,6 +78,17 @@ class Standing:
 
 
 @dataclass(slots=True)
+class Going:
+    """What is about to stand in ``--output``, and ``file``, the copy that gets the name; empty if there is none.
+
+    Noted before it is done: whoever goes on after a death looks whether it was (saver.py).
+    """
+
+    standing: Standing
+    file: str
+
+
+@dataclass(slots=True)
 class Output:
     """A file, directory or symbolic link that was made under the mount.
 
@@ -88,6 +99,9 @@ class Output:
         version: counts contents; 0 before the first. meta: counts changes of mode, time and extended attributes.
         holder: rank of the node that has the content, or SHARED.
         standing: what there is of it in ``--output``; ready: version and name of a copy there that awaits its name.
+        going: what is being done about it there.
+        last: the name that it had when another output took it by a rename.
+        moved: when it got or lost its name, for comparison with others.
     """
 
     inode: Inode
@@ -102,6 +116,9 @@ class Output:
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     standing: Standing | None = None
     ready: tuple[int, str] | None = None
+    going: Going | None = None
+    last: Place | None = None
+    moved: int = 0
 
     @property
     def is_directory(self) -> bool:
@@ -114,8 +131,13 @@ class Output:
     def is_saved(self) -> bool:
         """Does it stand in ``--output`` just as it is here?"""
         if self.place is None:
-            return self.standing is None
+            return self.standing is None and self.going is None
         return self.standing == Standing(self.place, self.version, self.meta)
+
+    def is_copied(self) -> bool:
+        """Is the content of now in ``--output``, under whatever name?"""
+        standing = self.standing.version if self.standing is not None else 0
+        return self.version > 0 and self.version in (standing, self.ready[0] if self.ready is not None else 0)
 
 
 class Effect(NamedTuple):
@@ -144,12 +166,13 @@ class OutputTree:
     def __init__(self, dataset: Names) -> None:
         self.outputs: dict[int, Output] = {}
         self.standing: dict[Place, int] = {}
-        self._standing_in: dict[int, set[int]] = {}
+        self._going_to: dict[Place, set[int]] = {}
         self._dataset = dataset
         self._children: dict[int, dict[bytes, int]] = {}
         self._subdirectories: dict[int, int] = {}
         self._times: dict[int, int] = {}
         self._next = FIRST_OUTPUT
+        self._moves = 0
         self._apply: dict[str, Callable[..., Effect]] = {
             "create": self._create,
             "symlink": self._symlink,
@@ -161,6 +184,9 @@ class OutputTree:
             "removexattr": self._removexattr,
             "found": self._found,
             "ready": self._set_ready,
+            "unready": self._unready,
+            "going": self._set_going,
+            "staying": self._staying,
             "saved": self._saved,
             "unsaved": self._unsaved,
         }
@@ -225,9 +251,9 @@ class OutputTree:
             parts.append(top)
         return b"/".join(reversed(parts))
 
-    def standing_in(self, directory: int) -> list[int]:
-        """The outputs that stand in a directory in ``--output``, which may have left it here."""
-        return sorted(self._standing_in.get(directory, ()))
+    def knew(self, inode: int) -> bool:
+        """Is this the number of an output that there is, or was?"""
+        return FIRST_OUTPUT <= inode < self._next
 
     def unsaved(self) -> Iterator[Output]:
         """Outputs that do not stand in ``--output`` as they are here."""
@@ -242,7 +268,8 @@ class OutputTree:
         remove parent name directory mtime_ns | rename parent name parent name replace mtime_ns |
         commit inode size mtime_ns rank | setattr inode mode mtime_ns (None: as it is) |
         setxattr inode name value | removexattr inode name |
-        found parent name mode mtime_ns size target | ready inode version file |
+        found parent name mode mtime_ns size target | ready inode version file | unready inode file |
+        going [[inode parent name version meta file] ...] | staying inode |
         saved inode parent name version meta | unsaved inode
         """
         kind, *arguments = operation
@@ -295,6 +322,8 @@ class OutputTree:
     def _put(self, output: Output, place: Place) -> None:
         """The output gets a name."""
         output.place = place
+        self._moves += 1
+        output.moved = self._moves
         self._children.setdefault(place.parent, {})[place.name] = output.inode
         if output.is_directory:
             self._subdirectories[place.parent] = self._subdirectories.get(place.parent, 0) + 1
@@ -307,10 +336,12 @@ class OutputTree:
         if output.is_directory:
             self._subdirectories[place.parent] -= 1
         output.place = None
+        self._moves += 1
+        output.moved = self._moves
         return place
 
     def _drop_unseen(self, output: Output) -> None:
-        if output.place is None and output.standing is None:
+        if output.place is None and output.standing is None and output.going is None:
             self.outputs.pop(output.inode, None)
 
     def _create(self, parent: int, name: bytes, mode: int, mtime_ns: int, rank: int, exclusive: bool) -> Effect:
@@ -361,7 +392,7 @@ class OutputTree:
             return Effect(output.inode)
         if victim is not None:
             self._check_victim(output, victim, replace)
-            self._take_away(victim)
+            victim.last = self._take_away(victim)
             self._drop_unseen(victim)
         self._take_away(output)
         self._put(output, new)
@@ -433,33 +464,67 @@ class OutputTree:
 
     # --- what stands in --output ---
 
+    def going_to(self, place: Place) -> list[int]:
+        """The outputs of which it was announced that they come to a place in ``--output``."""
+        return sorted(self._going_to.get(place, ()))
+
+    def going_in(self, directory: int) -> list[int]:
+        """The same of a directory."""
+        return sorted(
+            inode for place, inodes in self._going_to.items() if place.parent == directory for inode in inodes
+        )
+
+    def _go(self, output: Output, going: Going | None) -> None:
+        if output.going is not None:
+            place = output.going.standing.place
+            self._going_to[place].discard(output.inode)
+            if not self._going_to[place]:
+                del self._going_to[place]
+        output.going = going
+        if going is not None:
+            self._going_to.setdefault(going.standing.place, set()).add(output.inode)
+
     def _stand(self, output: Output, place: Place, version: int, meta: int) -> None:
-        self._stand_nowhere(output)
+        old = output.standing
+        if old is not None and self.standing.get(old.place) == output.inode:
+            del self.standing[old.place]
         buried = self.outputs.get(self.standing.get(place, 0))
-        if buried is not None:
-            self._stand_nowhere(buried)  # it was replaced
+        if buried is not None and buried is not output:
+            buried.standing = None  # it was replaced
             self._drop_unseen(buried)
         self.standing[place] = output.inode
-        self._standing_in.setdefault(place.parent, set()).add(output.inode)
         output.standing = Standing(place, version, meta)
-
-    def _stand_nowhere(self, output: Output) -> None:
-        if output.standing is None:
-            return
-        place = output.standing.place
-        del self.standing[place]
-        self._standing_in[place.parent].discard(output.inode)
-        if not self._standing_in[place.parent]:
-            del self._standing_in[place.parent]
-        output.standing = None
 
     def _set_ready(self, inode: int, version: int, file: str) -> Effect:
         output = self.get(inode)
         output.ready = (version, file)
         return Effect(inode, changed=(inode,))
 
+    def _unready(self, inode: int, file: str) -> Effect:
+        """The copy is not there any more."""
+        output = self.get(inode)
+        if output.ready is not None and output.ready[1] == file:
+            output.ready = None
+        return Effect(inode, changed=(inode,))
+
+    def _set_going(self, items: Sequence[tuple[int, int, bytes, int, int, str]]) -> Effect:
+        """What is done for several outputs from now on; they stay known until it is done, whatever happens to them."""
+        for inode, parent, name, version, meta, file in items:
+            output = self.outputs.get(inode)
+            if output is not None:
+                self._go(output, Going(Standing(Place(parent, name), version, meta), file))
+        return Effect(items[0][0])
+
+    def _staying(self, inode: int) -> Effect:
+        """It was not done."""
+        output = self.get(inode)
+        self._go(output, None)
+        self._drop_unseen(output)
+        return Effect(inode, changed=() if output.is_saved() else (inode,))
+
     def _saved(self, inode: int, parent: int, name: bytes, version: int, meta: int) -> Effect:
         output = self.get(inode)
+        self._go(output, None)
         self._stand(output, Place(parent, name), version, meta)
         if output.ready is not None and output.ready[0] <= version:
             output.ready = None
@@ -468,7 +533,10 @@ class OutputTree:
     def _unsaved(self, inode: int) -> Effect:
         """It does not stand in ``--output`` any more."""
         output = self.get(inode)
-        self._stand_nowhere(output)
+        if output.standing is not None and self.standing.get(output.standing.place) == inode:
+            del self.standing[output.standing.place]
+        output.standing = None
+        self._go(output, None)
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
 
@@ -485,9 +553,9 @@ class OutputTree:
         for place, inode in self.standing.items():
             standing = self.outputs[inode].standing
             assert standing is not None and standing.place == place
-            assert inode in self._standing_in[place.parent]
-        assert len(self.standing) == sum(map(len, self._standing_in.values()))
         assert len(self.standing) == sum(output.standing is not None for output in self.outputs.values())
+        going = {(output.going.standing.place, inode) for inode, output in self.outputs.items() if output.going}
+        assert going == {(place, inode) for place, inodes in self._going_to.items() for inode in inodes}
 
 
 def parents(operation: Operation) -> tuple[int, ...]:

@@ -1,21 +1,29 @@
 """What a killed job left on this node's disk goes to where it belongs.
 
-Owns the second half of a life that ended too early: reads the journal of a dead job (journal.py), finds the contents
-that do not stand in its ``--output`` yet, and copies them there. Content that was being written when the job died gets
-UNFINISHED behind its name, since nobody has closed it; so does content whose name has something newer by now. Used
-before the directory of a dead job is removed (joblock.py), in a worker thread: blocks.
+Owns the second half of a life that ended too early: reads the journal of a dead job (journal.py), and goes on where its
+saver stopped (saver.py), alone: contents that were closed are copied to ``--output``, and names follow. Each step is
+noted in the journal, so a recovery that is killed is gone on with, too. Content that was being written when the job
+died gets UNFINISHED behind its name, since nobody has closed it; so does content in whose place somebody else has put
+something newer. Nothing is removed or renamed there but what this job has put there, and is as it was.
+
+Other nodes of the job have journals and contents of their own, and may even live: what is theirs is theirs to save.
+Used before the directory of a dead job is removed (joblock.py), in a thread without a trio loop: blocks.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+import stat
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fanstore.core.journal import JOURNAL_NAME, read_journal
-from fanstore.core.objects import name_of
-from fanstore.core.outputtree import Output, OutputTree, RefusedError
+import trio
+
+from fanstore.core.journal import JOURNAL_NAME, Journal, Owner, read_journal
+from fanstore.core.objects import Objects, Stamp
+from fanstore.core.outputtree import NAME_BYTES, Operation, Output, OutputTree, RefusedError
+from fanstore.core.saver import Saver
 from fanstore.core.shelf import Shelf
 from fanstore.errors import FanstoreError
 from fanstore.units import format_bytes
@@ -26,6 +34,11 @@ log = logging.getLogger(__name__)
 OBJECTS_NAME = "outputs"
 #: Behind the name of a file that was not closed when its job died.
 UNFINISHED = ".unfinished"
+
+#: Precisions of the times that file systems keep, in nanoseconds.
+_PRECISIONS_NS = (1, 100, 1000, 1_000_000, 1_000_000_000, 2_000_000_000)
+#: No content has this.
+_NEVER = Stamp(-1, -1)
 
 
 class _Dataset:
@@ -54,15 +67,47 @@ class Recovered:
     failed: int = 0
 
 
+@dataclass
+class _Memory:
+    """What the journal says.
+
+    Attributes:
+        known: by inode, sizes and times that a file has had since it was first closed.
+        times: by inode, the times that its last content has had.
+        end: where the last good record ends.
+    """
+
+    owner: Owner
+    tree: OutputTree
+    end: int
+    known: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    times: dict[int, set[int]] = field(default_factory=dict)
+
+    def apply(self, operation: Operation) -> None:
+        """Do an operation again."""
+        inode = self.tree.apply(operation).result
+        output = self.tree.outputs.get(inode)
+        if operation[0] in ("commit", "found"):
+            self.times[inode] = set()
+        elif operation[0] != "setattr":
+            return
+        if output is not None and output.is_file:
+            self.times.setdefault(inode, set()).add(output.mtime_ns)
+            self.known.setdefault(inode, set()).add((output.size, output.mtime_ns))
+
+
 def salvage(directory: Path) -> bool:
     """Save what the dead job of this directory has not; whether the directory may be removed."""
-    journal = directory / JOURNAL_NAME
-    if not journal.exists():
-        return True
+    journal, objects = directory / JOURNAL_NAME, directory / OBJECTS_NAME
     try:
-        result = _recover(directory, journal)
+        if not journal.exists() or (journal.stat().st_size == 0 and not any(objects.iterdir())):
+            return True
+        memory = _replay(journal)
+        if not memory.owner.output:
+            return True  # --scratch: they were to end with their job
+        result = _Recovery(directory, memory).run()
     except (FanstoreError, OSError) as error:
-        log.warning("outputs of a dead job stay in %s: %s", directory / OBJECTS_NAME, error)
+        log.warning("outputs of a dead job stay in %s: %s", objects, error)
         return False
     if result.files or result.unfinished:
         log.info(
@@ -77,98 +122,192 @@ def salvage(directory: Path) -> bool:
     return result.failed == 0
 
 
-def _recover(directory: Path, journal: Path) -> Recovered:
-    owner, records = read_journal(journal)
-    result = Recovered()
-    if not owner.output:
-        return result  # --scratch: they were to end with their job
+def _replay(journal: Path) -> _Memory:
+    owner, start, records = read_journal(journal)
     dataset = _Dataset()
-    tree = OutputTree(dataset)
-    for kind, value in records:
+    memory = _Memory(owner, OutputTree(dataset), start)
+    for kind, value, end in records:
+        memory.end = end
         if kind == "dir":
             dataset.paths[value[0]] = value[1]
-        elif kind == "op":
-            try:
-                tree.apply(value)
-            except RefusedError as error:
-                log.debug("an operation of the journal cannot be done again: %s", error)
-    shelf = Shelf(Path(owner.output), owner.copies)
-    unsaved = [output for output in tree.unsaved() if output.place is not None]
-    if not unsaved and not any((directory / OBJECTS_NAME).iterdir()):
-        return result
-    shelf.open()
-    for output in sorted(unsaved, key=lambda item: len(tree.path(item.place)) if item.place else 0):
-        if output.is_directory:
-            shelf.make_parents(tree.path(output.place) + b"/x" if output.place else b"x")
-        elif not output.is_file and output.place is not None:
-            path = tree.path(output.place)
-            shelf.make_parents(path)
-            shelf.make_symlink(output.target, path, output.mtime_ns, f"{output.inode:x}-recovered")
-    for output in list(tree.outputs.values()):
-        if output.is_file and output.place is not None and output.holder == owner.rank:
-            _recover_file(directory / OBJECTS_NAME, tree, shelf, output, result)
-    _remove_old_names(tree, shelf)
-    shelf.close()
-    return result
-
-
-def _recover_file(objects: Path, tree: OutputTree, shelf: Shelf, output: Output, result: Recovered) -> None:
-    """Copy one content, unless it stands already just as it is."""
-    assert output.place is not None
-    try:
-        status = os.stat(objects / name_of(output.inode))
-    except FileNotFoundError:
-        return
-    as_known = output.version > 0 and (status.st_size, status.st_mtime_ns) == (output.size, output.mtime_ns)
-    stands = output.standing is not None and output.standing.version == output.version
-    if (as_known and stands and output.is_saved()) or (status.st_size == 0 and not as_known):
-        return
-    path = tree.path(output.place)
-    name = f"{output.inode:x}-recovered"
-    try:
-        if as_known and _has_newer(shelf, path, output.mtime_ns, stands):
-            as_known = False
-        if not as_known:
-            path += os.fsencode(UNFINISHED)
-        shelf.make_parents(path)
-        source = os.open(objects / name_of(output.inode), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            shelf.copy_in(source, status.st_size, name)
-        finally:
-            os.close(source)
-        shelf.publish(name, path, output.mode, status.st_mtime_ns, output.xattrs)
-        shelf.sync([path])
-    except OSError as error:
-        log.warning("cannot save %s: %s", os.fsdecode(shelf.path(path)), error.strerror or error)
-        result.failed += 1
-        return
-    if as_known:
-        result.files += 1
-        result.bytes += status.st_size
-    else:
-        result.unfinished += 1
-
-
-def _has_newer(shelf: Shelf, path: bytes, mtime_ns: int, stands: bool) -> bool:
-    """Has somebody else put something newer there since?"""
-    try:
-        return not stands and os.lstat(shelf.path(path)).st_mtime_ns > mtime_ns
-    except OSError:
-        return False
-
-
-def _remove_old_names(tree: OutputTree, shelf: Shelf) -> None:
-    """Names in ``--output`` of what was renamed or removed before the job died."""
-    for place, inode in list(tree.standing.items()):
-        output = tree.outputs[inode]
-        if output.place == place or output.is_directory:
             continue
-        path = tree.standing_path(place)
-        if output.place is not None and shelf.exists(path):
-            new = tree.path(output.place)
-            if not shelf.exists(new):
-                shelf.make_parents(new)
-                shelf.rename(path, new)
+        try:
+            memory.apply(value)
+        except RefusedError as error:
+            log.debug("an operation of the journal cannot be done again: %s", error)
+    return memory
+
+
+class _Recovery:
+    """The recovery of one directory.
+
+    Attributes:
+        _unfinished: outputs whose content is to be saved under another name.
+    """
+
+    def __init__(self, directory: Path, memory: _Memory) -> None:
+        self._directory = directory
+        self._memory = memory
+        self._tree = memory.tree
+        self._objects = Objects(directory / OBJECTS_NAME, existing=True)
+        self._shelf = Shelf(Path(memory.owner.output), memory.owner.copies, memory.owner.rank)
+        self._journal = Journal.resume(directory / JOURNAL_NAME, memory.end)
+        self._result = Recovered()
+        self._unfinished: dict[int, Output] = {}
+
+    def run(self) -> Recovered:
+        """Raises OSError if nothing can be done at all."""
+        try:
+            self._sort()
+            if self._unfinished or any(map(self._is_work, self._tree.unsaved())):
+                self._shelf.open(parents=False)
+                trio.run(self._save)
+                for output in self._unfinished.values():
+                    self._save_unfinished(output)
+            if self._result.failed == 0:
+                self._shelf.close()
+        finally:
+            self._journal.close()
+            self._objects.close()
+        return self._result
+
+    def _sort(self) -> None:
+        """Look at the contents on this disk: were they closed as they are?"""
+        nameless = 0
+        for inode in self._objects.all():
+            output = self._tree.outputs.get(inode)
+            if not self._tree.knew(inode):
+                nameless += 1
+            elif output is not None and output.place is not None and not self._is_closed(output):
+                self._unfinished[inode] = output
+        if nameless:
+            log.warning("%d contents in %s have no name: the journal there is damaged", nameless, self._directory)
+            self._result.failed += nameless
+
+    def _is_closed(self, output: Output) -> bool:
+        content = self._objects.find(output.inode)
+        assert content is not None
+        if output.version == 0:
+            return content.size == 0  # nothing was written: nothing is to be saved
+        return content.size == output.size and content.mtime_ns in self._memory.times.get(output.inode, ())
+
+    def _is_work(self, output: Output) -> bool:
+        """Is there anything that this node can do for an output that does not stand as it should?"""
+        if output.place is None or not output.is_file or output.standing is not None or output.ready is not None:
+            return True
+        return output.version > 0 and self._objects.find(output.inode) is not None
+
+    async def _decide(self, operation: Operation) -> int:
+        """This node is alone: what it wants is done."""
+        self._journal.note("op", operation, must=False)
+        try:
+            return self._tree.apply(operation).result
+        except RefusedError:
+            self._journal.take_back()
+            raise
+
+    # --- what was closed ---
+
+    async def _save(self) -> None:
+        saver = Saver(self._tree, self._objects, self._shelf, self._memory.owner.rank, lambda: True, self._decide)
+        await saver.find_out()
+        left = await self._look_around()
+        for inode in {*left, *self._unfinished}:
+            saver.expect(inode, _NEVER, urgent=False)  # not to be copied
+        failed = await saver.save_now(left)
+        self._result.files, self._result.bytes = saver.saved_files, saver.saved_bytes
+        for output in list(self._tree.unsaved()):
+            mine = output.is_file and output.holder == self._memory.owner.rank and output.version > 0
+            mine = mine and output.place is not None  # what was replaced stays if its successor is not complete
+            error = failed.get(output.inode)
+            if error is None and (output.inode in left or output.inode in self._unfinished or not mine):
                 continue
-        if tree.lookup(*place) is None:
-            shelf.remove(path, directory=False)
+            log.warning("cannot save %s: %s", self._name(output), "it changes" if error is None else error)
+            self._result.failed += 1
+
+    def _name(self, output: Output) -> str:
+        try:
+            return os.fsdecode(self._tree.path(output.place)) if output.place is not None else "a removed output"
+        except RefusedError:
+            return "an output in a removed directory"
+
+    async def _look_around(self) -> set[int]:
+        """Find what somebody else has changed in ``--output`` since; the outputs that are left alone."""
+        left: set[int] = set()
+        for output in list(self._tree.unsaved()):
+            standing = output.standing
+            if standing is not None and not self._is_ours(output):
+                await self._decide(("unsaved", output.inode))
+                if standing.version == output.version and output.ready is None:
+                    left.add(output.inode)  # it was saved; who has changed it since knows why
+        for output in list(self._tree.unsaved()):
+            if output.is_file and output.place is not None and output.version > 0 and self._has_newer(output):
+                left.add(output.inode)
+                if output.ready is not None:
+                    await self._decide(("unready", output.inode, output.ready[1]))
+                stands = output.standing is not None and output.standing.version == output.version
+                if not stands and self._objects.find(output.inode) is not None:
+                    self._unfinished[output.inode] = output
+        return left
+
+    def _is_ours(self, output: Output) -> bool:
+        """Is what stands in ``--output`` what the journal says?"""
+        assert output.standing is not None
+        try:
+            there = self._shelf.look(self._tree.standing_path(output.standing.place))
+        except RefusedError:
+            return False
+        if there is None or stat.S_IFMT(there.st_mode) != stat.S_IFMT(output.mode):
+            return False
+        known = self._memory.known.get(output.inode, ())
+        return not output.is_file or any(
+            there.st_size == size and _is_same_time(there.st_mtime_ns, mtime_ns) for size, mtime_ns in known
+        )
+
+    def _has_newer(self, output: Output) -> bool:
+        """Has somebody else put something there that is newer, or no file?"""
+        assert output.place is not None
+        if output.place in self._tree.standing:
+            return False
+        there = self._shelf.look(self._tree.path(output.place))
+        if there is None:
+            return False
+        newer = there.st_mtime_ns > output.mtime_ns and not _is_same_time(output.mtime_ns, there.st_mtime_ns)
+        return newer or not stat.S_ISREG(there.st_mode)
+
+    # --- what was not ---
+
+    def _save_unfinished(self, output: Output) -> None:
+        """Under a name of its own; never in place of another one."""
+        assert output.place is not None
+        content = self._objects.find(output.inode)
+        assert content is not None
+        file = f"{self._memory.owner.rank}-{output.inode:x}-unfinished"
+        try:
+            path = self._free_name(output, content.size, content.mtime_ns)
+            self._shelf.copy_in(self._objects.open(output.inode), content.size, file)
+            self._shelf.make_parents(path)
+            self._shelf.publish(file, path, output.mode, content.mtime_ns, output.xattrs)
+            self._shelf.sync([path])
+        except OSError as error:
+            log.warning("cannot save what there is of %s: %s", self._name(output), error.strerror or error)
+            self._result.failed += 1
+            return
+        self._result.unfinished += 1
+
+    def _free_name(self, output: Output, size: int, mtime_ns: int) -> bytes:
+        assert output.place is not None
+        name = output.place.name[: NAME_BYTES - len(UNFINISHED) - 4]
+        number = 1
+        while True:
+            ending = UNFINISHED if number == 1 else f"{UNFINISHED}-{number}"
+            path = self._tree.path(output.place._replace(name=name + os.fsencode(ending)))
+            there = self._shelf.look(path)
+            if there is None or (there.st_size == size and _is_same_time(there.st_mtime_ns, mtime_ns)):
+                return path  # free, or what an interrupted recovery has saved
+            number += 1
+
+
+def _is_same_time(found_ns: int, known_ns: int) -> bool:
+    """Can a file system that was given one time have made the other of it?"""
+    return any(found_ns == known_ns - known_ns % unit for unit in _PRECISIONS_NS)

@@ -16,11 +16,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fanstore.core.outputtree import PARKED_PATH
+from fanstore.errors import FanstoreError
 
 #: Directories with temporary copies, in the directory of the outputs, begin like this; nothing that does is an output.
 COPIES_PREFIX = ".fanstore-"
 
 _COPY_BYTES = 8 << 20
+
+
+class ShorterError(FanstoreError):
+    """A file became shorter while it was copied: somebody writes it anew."""
 
 
 class Found(NamedTuple):
@@ -33,35 +38,57 @@ class Found(NamedTuple):
     target: bytes
 
 
-class ShorterError(OSError):
-    """The file became shorter while it was copied; there is no copy."""
-
-
 class Shelf:
     """The directory of one job's outputs."""
 
-    def __init__(self, directory: Path, copies: str) -> None:
-        """``copies``: name of this job's directory for temporary copies, the same on all nodes."""
+    def __init__(self, directory: Path, copies: str, rank: int) -> None:
+        """``copies``: name of this job's directory for temporary copies, the same on all nodes.
+
+        Names in it begin with the rank of the node that has made them: each removes its own.
+        """
         self.directory = directory
         self._copies = directory / copies
+        self._rank = rank
+        self._identity: tuple[int, int] | None = None
 
-    def open(self) -> None:
+    def open(self, *, parents: bool = True) -> None:
         """Make sure that it is there and can be written to."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=parents, exist_ok=True)
+        self._copies.mkdir(mode=0o700, exist_ok=True)
+        self._identity = _identity(self.directory)
+
+    def join(self) -> None:
+        """Make sure that it is the directory that another node has opened."""
+        if not self._copies.is_dir():
+            raise OSError(errno.ENOENT, "it is not the same directory on all nodes")
+        self._identity = _identity(self.directory)
+
+    def _check(self) -> None:
+        """It must still be the directory that was opened: otherwise the file system is not mounted, most likely.
+
+        Then nothing may be made there, and that something is not there means nothing.
+        """
+        if _identity(self.directory) != self._identity:
+            raise OSError(errno.ESTALE, f"{self.directory} is another directory than at the start")
+
+    def _reopen(self) -> None:
+        """The directory for copies may be gone: another node has left the job, and removed it when it was empty."""
+        self._check()
         self._copies.mkdir(mode=0o700, exist_ok=True)
 
     def close(self) -> None:
-        """Remove what is temporary."""
+        """Remove what is temporary and was made on this node; the last one removes the directory, too."""
         try:
-            for directory, directories, files in os.walk(self._copies, topdown=False):
-                if directory == str(self._copies):
-                    for name in files:
-                        os.unlink(os.path.join(directory, name))
-                for name in directories:
-                    os.rmdir(os.path.join(directory, name))  # only if nothing is parked there any more
+            with os.scandir(self._copies) as entries:
+                for entry in entries:
+                    if entry.name.startswith(f"{self._rank}-"):
+                        (os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
             self._copies.rmdir()
         except FileNotFoundError:
             return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
 
     def path(self, relative: bytes) -> bytes:
         """Where something stands; what is parked lies among the copies."""
@@ -72,22 +99,31 @@ class Shelf:
     # --- copies ---
 
     def copy_in(self, source: int, size: int, name: str) -> None:
-        """A durable copy of the first ``size`` bytes of an open file, under a temporary name. Raises ShorterError."""
-        target = os.open(self._copies / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        """A durable copy of the first ``size`` bytes of an open file, which is closed, under a temporary name.
+
+        Raises ShorterError if it has less.
+        """
         try:
-            done = 0
-            while done < size:
-                count = os.sendfile(target, source, done, min(_COPY_BYTES, size - done))
-                if count == 0:
-                    raise ShorterError(errno.ESTALE, "the file became shorter while it was copied")
-                done += count
-            os.fsync(target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(self._copies / name)
-            raise
+            target = self._create(name)
+            try:
+                _copy(source, target, size)
+                os.fsync(target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._copies / name)
+                raise
+            finally:
+                os.close(target)
         finally:
-            os.close(target)
+            os.close(source)
+
+    def _create(self, name: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            return os.open(self._copies / name, flags, 0o600)
+        except FileNotFoundError:
+            self._reopen()
+        return os.open(self._copies / name, flags, 0o600)
 
     def discard(self, name: str) -> None:
         """A copy is not needed any more."""
@@ -95,22 +131,14 @@ class Shelf:
             os.unlink(self._copies / name)
 
     def has_copy(self, name: str) -> bool:
+        self._check()
         return os.path.lexists(self._copies / name)
 
     def publish(self, name: str, relative: bytes, mode: int, mtime_ns: int, xattrs: Mapping[bytes, bytes]) -> None:
-        """A copy gets its attributes and its real name, at which another file may stand; ``sync`` makes that durable.
-
-        If there is no such copy any more but something has the name, another node has done so just before it died.
-        """
+        """A copy gets its attributes and its real name, where another file may stand; ``sync`` makes that durable."""
         copy = os.fsencode(self._copies / name)
-        target = self.path(relative)
-        try:
-            _set_attributes(copy, mode, mtime_ns, xattrs)
-        except FileNotFoundError:
-            if not os.path.lexists(target):
-                raise
-            return
-        os.rename(copy, target)
+        _set_attributes(copy, mode, mtime_ns, xattrs)
+        os.rename(copy, self.path(relative))
 
     def sync(self, relatives: Iterable[bytes]) -> None:
         """Make the names durable."""
@@ -132,17 +160,24 @@ class Shelf:
 
     def set_times(self, directories: Iterable[tuple[bytes, int]]) -> None:
         """The times that directories are to have in the end; one that is gone is passed over."""
+        self._check()
         for relative, mtime_ns in directories:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self.path(relative), ns=(mtime_ns, mtime_ns))
 
     def make_parents(self, relative: bytes) -> None:
         """The directories of the dataset in which an output lies need not be there."""
-        os.makedirs(os.path.dirname(self.path(relative)), exist_ok=True)
+        self._check()
+        parent = os.path.dirname(relative)
+        if parent == PARKED_PATH:
+            self._reopen()
+        elif parent:
+            os.makedirs(self.path(parent), exist_ok=True)
 
     def make_symlink(self, target: bytes, relative: bytes, mtime_ns: int, name: str) -> None:
         """A symbolic link, in place of whatever has its name."""
         copy = os.fsencode(self._copies / name)
+        self._reopen()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(copy)
         os.symlink(target, copy)
@@ -151,20 +186,18 @@ class Shelf:
         _sync_directory(os.path.dirname(self.path(relative)))
 
     def rename(self, old: bytes, new: bytes) -> None:
-        """A new name; if only that is there, another node has done it just before it died."""
-        try:
-            os.rename(self.path(old), self.path(new))
-        except FileNotFoundError:
-            if not os.path.lexists(self.path(new)):
-                raise
+        self._check()
+        os.rename(self.path(old), self.path(new))
         for parent in {os.path.dirname(self.path(old)), os.path.dirname(self.path(new))}:
             _sync_directory(parent)
 
     def set_attributes(self, relative: bytes, mode: int, mtime_ns: int, xattrs: Mapping[bytes, bytes]) -> None:
+        self._check()
         _set_attributes(self.path(relative), mode, mtime_ns, xattrs)
 
     def remove(self, relative: bytes, directory: bool) -> None:
         """Remove a name, which may be gone already."""
+        self._check()
         path = self.path(relative)
         with contextlib.suppress(FileNotFoundError):
             if directory:
@@ -174,16 +207,28 @@ class Shelf:
             _sync_directory(os.path.dirname(path))
 
     def exists(self, relative: bytes) -> bool:
-        return os.path.lexists(self.path(relative))
+        return self.look(relative) is not None
+
+    def look(self, relative: bytes) -> os.stat_result | None:
+        """What stands there; None if nothing does."""
+        self._check()
+        try:
+            return os.lstat(self.path(relative))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def target(self, relative: bytes) -> bytes:
+        """Where a symbolic link that stands there leads."""
+        return os.readlink(self.path(relative))
 
     # --- reading ---
 
     def read(self, relative: bytes, offset: int, length: int) -> bytes:
-        fd = os.open(self.path(relative), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            return os.pread(fd, length, offset)
-        finally:
-            os.close(fd)
+        return _read(self.path(relative), offset, length)
+
+    def read_copy(self, name: str, offset: int, length: int) -> bytes:
+        """The same of a copy that awaits its name."""
+        return _read(os.fsencode(self._copies / name), offset, length)
 
     def scan(self) -> Iterator[Found]:
         """Everything that stands here, directories before what is in them; only files, directories and links."""
@@ -204,6 +249,28 @@ class Shelf:
                     yield Found(below, status.st_mode, status.st_mtime_ns, size, target)
                     if kind == stat.S_IFDIR:
                         pending.append(below)
+
+
+def _identity(directory: Path) -> tuple[int, int]:
+    status = os.stat(directory)
+    return status.st_dev, status.st_ino
+
+
+def _copy(source: int, target: int, size: int) -> None:
+    done = 0
+    while done < size:
+        count = os.sendfile(target, source, done, min(_COPY_BYTES, size - done))
+        if count == 0:
+            raise ShorterError
+        done += count
+
+
+def _read(path: bytes, offset: int, length: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return os.pread(fd, length, offset)
+    finally:
+        os.close(fd)
 
 
 def _set_attributes(path: bytes, mode: int, mtime_ns: int, xattrs: Mapping[bytes, bytes]) -> None:

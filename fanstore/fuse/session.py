@@ -139,10 +139,9 @@ class _Session:
                 job = await self._join()
                 claim = await self._claim(job)
                 prepared = await self._open(job)
-                if self._life is not None:
-                    problem = await self._life.open(job)
-                    claim = replace(claim, problem=claim.problem or problem)
                 point, placement = await self._place(job, prepared, claim)
+                if self._life is not None:
+                    await self._life.open(job)
                 node = self._build(prepared, point, job, placement)
                 if self._settings.stage_first:
                     self._watch.begin(limited=False)

@@ -77,38 +77,41 @@ class OutputLife:
 
     # --- start ---
 
-    async def open(self, job: Job) -> str | None:
-        """Rank 0 looks at what there is in ``--output``; the others get to know it. Collective.
+    async def open(self, job: Job) -> None:
+        """Rank 0 looks at what there is in ``--output``; the others get to know it. Collective. Raises MountError.
 
-        MountError if rank 0 cannot; what is wrong if it is only this node that cannot use it.
+        After every node has claimed what it needs, and so has saved there what dead jobs had left on its disk.
         """
-        message = b""
+        message, problem = b"", None
         if job.rank == 0:
             try:
                 message = msgpack.packb(["", *await trio.to_thread.run_sync(self._look, abandon_on_cancel=True)])
             except OSError as error:
-                message = msgpack.packb([f"cannot use --output {self._writing.output}: {error.strerror or error}"])
-        problem, *rest = msgpack.unpackb(await job.share(message))
-        if problem:
-            refused = MountError(problem)
+                message = msgpack.packb([self._problem(error)])
+        refusal, *rest = msgpack.unpackb(await job.share(message))
+        if refusal:
+            refused = MountError(refusal)
             refused.told_elsewhere = job.rank != 0
             raise refused
         self._token, found = rest
         self._found = [Found(*item) for item in found]
         if self._writing.output is None:
-            return None
-        shelf = self._shelf = Shelf(self._writing.output, COPIES_PREFIX + self._token)
+            return
+        self._shelf = Shelf(self._writing.output, COPIES_PREFIX + self._token, job.rank)
         try:
-            await trio.to_thread.run_sync(shelf.open, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._shelf.join, abandon_on_cancel=True)
         except OSError as error:
-            return f"cannot use --output {self._writing.output}: {error.strerror or error}"
-        return None
+            problem = self._problem(error)
+        await job.agree("opening --output", problem, {})
+
+    def _problem(self, error: OSError) -> str:
+        return f"cannot use --output {self._writing.output}: {error.strerror or error}"
 
     def _look(self) -> tuple[str, list[Found]]:
         token = secrets.token_hex(6)
         if self._writing.output is None:
             return token, []
-        shelf = Shelf(self._writing.output, COPIES_PREFIX + token)
+        shelf = Shelf(self._writing.output, COPIES_PREFIX + token, 0)
         shelf.open()
         return token, list(shelf.scan())
 
@@ -119,7 +122,7 @@ class OutputLife:
         owner = Owner(self._token, job.rank, output, COPIES_PREFIX + self._token)
         try:
             objects = Objects(directory.path / OBJECTS_NAME)
-            journal = Journal(directory.path / JOURNAL_NAME, owner)
+            journal = Journal.make(directory.path / JOURNAL_NAME, owner)
         except OSError as error:
             raise MountError(f"cannot keep outputs in {directory.path}: {error.strerror}") from error
         settings = OutputSettings(self._writing.durable)
@@ -143,8 +146,14 @@ class OutputLife:
         ]
 
     def _is_lost(self, output: Output, job: Job) -> bool:
-        """Only a node that is gone has it."""
-        return output.is_file and output.holder >= 0 and job.nodes[output.holder].lost
+        """Only a node that is gone has it, or that which replaces it."""
+        if output.place is None:
+            assert self.outputs is not None
+            heir = None if output.standing is None else self.outputs.tree.lookup(*output.standing.place)
+            return heir is not None and self._is_lost(heir, job)
+        if not output.is_file or output.holder < 0 or not job.nodes[output.holder].lost:
+            return False
+        return not output.is_copied()
 
     async def drain(self, job: Job) -> None:
         """Until all outputs are safe, or nothing has moved for STUCK_LIMIT_S. Cancelling it leaves the rest pending."""
@@ -176,7 +185,7 @@ class OutputLife:
         if outputs is None or outputs.saver is None:
             return True
         self._unsaved = self._mine(job)
-        lost = [output for output in outputs.tree.unsaved() if self._is_lost(output, job)]
+        lost = [output for output in outputs.tree.unsaved() if output.place is not None and self._is_lost(output, job)]
         if lost and outputs.decides():
             holders = sorted({f"rank {output.holder} on {job.nodes[output.holder].host}" for output in lost})
             log.error("%d outputs were only on %s, which died before they were saved", len(lost), ", ".join(holders))
@@ -208,7 +217,7 @@ class OutputLife:
             self.outputs.objects.close()
         if self._unsaved:
             return (OBJECTS_NAME, JOURNAL_NAME)
-        if self._shelf is not None and (self.outputs is None or self.outputs.decides()):
+        if self._shelf is not None:
             try:
                 self._shelf.close()
             except OSError as error:

@@ -1,0 +1,411 @@
+"""Names in ``--output``: how an output that was copied, renamed or removed comes to stand there as it is here.
+
+Owns the steps by which the node that decides (council.py) changes names in ``--output``; when and how often is for
+saver.py, and for recovery.py after a death. Each step looks at what an output is and at what stands there, and has the
+outcome decided. What is done there is announced before ("going"), so whoever goes on after a death looks whether it was
+done, whatever has become of the output meanwhile. One task at a time. Trio thread; the shared file system in worker
+threads. Raises OSError if that fails, RefusedError if an output was changed meanwhile: then try again.
+
+A name is never missing meanwhile: what is replaced stands until its successor is complete and takes its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import trio
+
+from fanstore.core.outputtree import (
+    FIRST_OUTPUT,
+    PARKED,
+    Going,
+    Operation,
+    Output,
+    OutputTree,
+    Place,
+    RefusedError,
+    Standing,
+)
+from fanstore.core.shelf import Shelf
+
+log = logging.getLogger(__name__)
+
+Decide = Callable[[Operation], Awaitable[int]]
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None) -> T:
+    """Call something that blocks, perhaps for ever; who is cancelled leaves it behind."""
+    return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=limiter)
+
+
+class Placer:
+    """Changes names in ``--output``.
+
+    Attributes:
+        placed_files, placed_bytes: copies that have got their names.
+        _moving: outputs that wait until what stands at their place has gone; two that wait for each other are a circle.
+    """
+
+    def __init__(self, tree: OutputTree, shelf: Shelf, rank: int, decide: Decide) -> None:
+        self.placed_files = 0
+        self.placed_bytes = 0
+        self._tree = tree
+        self._shelf = shelf
+        self._rank = rank
+        self._decide = decide
+        self._moving: set[int] = set()
+
+    # --- what stands ---
+
+    def stands(self, inode: int) -> bool:
+        """Does something stand at its place, and do all directories above it?"""
+        while inode >= FIRST_OUTPUT:
+            output = self._tree.outputs.get(inode)
+            if output is None or output.standing is None or output.standing.place != output.place:
+                return False
+            inode = output.standing.place.parent
+        return True
+
+    def _occupant(self, place: Place, other_than: Output) -> Output | None:
+        inode = self._tree.standing.get(place)
+        return None if inode is None or inode == other_than.inode else self._tree.outputs[inode]
+
+    # --- many at once ---
+
+    def _is_simple(self, output: Output) -> bool:
+        """A copy that can have its name at once: nothing else must be moved for it."""
+        if output.place is None or output.ready is None or output.ready[0] != output.version or not output.is_file:
+            return False
+        if self._tree.going_to(output.place) or output.going is not None:
+            return False
+        if output.standing is not None and output.standing.place != output.place:
+            return False
+        if any(self._must_precede(parent, output) for parent in self._above(output.place.parent)):
+            return False
+        occupant = self._occupant(output.place, output)
+        return occupant is None or not _is_in_the_way(occupant, output)
+
+    async def publish(self, inodes: Sequence[int]) -> tuple[list[int], dict[int, OSError]]:
+        """Give those copies their names that can have them at once, with few syncs: which have them, which failed."""
+        outputs = [self._tree.outputs[inode] for inode in inodes if inode in self._tree.outputs]
+        jobs: list[tuple[Output, Standing, str, bytes, tuple[Any, ...]]] = []
+        for output in outputs:
+            if self._is_simple(output):
+                assert output.place is not None and output.ready is not None
+                path = self._tree.standing_path(output.place)
+                standing = Standing(output.place, output.ready[0], output.meta)
+                attributes = (output.mode, output.mtime_ns, dict(output.xattrs))
+                jobs.append((output, standing, output.ready[1], path, attributes))
+        if not jobs:
+            return [], {}
+        await self._announce([(output, standing, file) for output, standing, file, *_ in jobs])
+        jobs = [job for job in jobs if job[0].going is not None]  # others were removed in this moment
+
+        def work() -> dict[int, OSError]:
+            failed: dict[int, OSError] = {}
+            for output, _, file, path, attributes in jobs:
+                try:
+                    self._shelf.make_parents(path)
+                    self._shelf.publish(file, path, *attributes)
+                except OSError as error:
+                    failed[output.inode] = error
+            self._shelf.sync(path for output, _, _, path, _ in jobs if output.inode not in failed)
+            return failed
+
+        failed = await in_thread(work)
+        for output, standing, *_ in jobs:
+            if output.inode not in failed:
+                self.placed_files += 1
+                self.placed_bytes += output.size
+                await self._note(output, standing)
+        return [output.inode for output, *_ in jobs if output.inode not in failed], failed
+
+    async def _announce(self, items: Sequence[tuple[Output, Standing, str]]) -> None:
+        """Say what will be done."""
+        rows = [
+            [output.inode, standing.place.parent, standing.place.name, standing.version, standing.meta, file]
+            for output, standing, file in items
+        ]
+        await self._decide(("going", rows))
+        if len(items) == 1 and items[0][0].going is None:
+            raise RefusedError(errno.ENOENT)  # removed in this moment: nobody would know that it stands
+
+    async def _note(self, output: Output, standing: Standing) -> None:
+        """Say that it was done."""
+        place = standing.place
+        await self._decide(("saved", output.inode, place.parent, place.name, standing.version, standing.meta))
+
+    # --- one ---
+
+    async def place(self, inode: int) -> None:
+        """One step, or several, for one output."""
+        await self.find_out(inode)
+        output = self._tree.outputs.get(inode)
+        if output is None or output.is_saved():
+            return
+        if output.place is None:
+            await self._bury(output)
+            return
+        if output.standing is None and output.is_file and not _is_ready(output):
+            return  # it is being written, or copied
+        place = output.place
+        await self._place_parents(output, place.parent)
+        for other in self._tree.going_to(place):
+            await self.find_out(other)  # while nobody else comes there
+        await self._make_room(output, place)
+        if output.place != place or output.going is not None:
+            raise RefusedError(errno.EAGAIN)
+        await self._step(output, place, self._tree.standing_path(place))
+
+    async def _step(self, output: Output, place: Place, path: bytes) -> None:
+        """Directories stand, and nothing is in the way."""
+        standing, shelf = output.standing, self._shelf
+        attributes = (output.mode, output.mtime_ns, dict(output.xattrs))
+        wanted = Standing(place, output.version, output.meta)
+        if _is_ready(output):
+            assert output.ready is not None
+            file = output.ready[1]
+            await self._announce([(output, wanted, file)])
+            await in_thread(shelf.make_parents, path)
+            await in_thread(shelf.publish, file, path, *attributes)
+            await in_thread(shelf.sync, [path])
+            await self._leave(output, place)
+            self.placed_files += output.is_file
+            self.placed_bytes += output.size if output.is_file else 0
+        elif standing is not None and (standing.version == output.version or not output.is_file):
+            if standing.place != place:
+                await self._move(output, standing, place, path)
+                return
+            try:
+                await in_thread(shelf.set_attributes, path, *attributes)
+            except FileNotFoundError:
+                await self._decide(("unsaved", output.inode))  # somebody has removed it
+                return
+        elif standing is None and not output.is_file:
+            await self._announce([(output, wanted, "")])
+            await in_thread(shelf.make_parents, path)
+            if output.is_directory:
+                await in_thread(shelf.make_directory, path, *attributes)
+            else:
+                name = f"{self._rank}-{output.inode:x}-link"
+                await in_thread(shelf.make_symlink, output.target, path, output.mtime_ns, name)
+        else:
+            return  # its new content is being copied; what stands stays until then
+        await self._note(output, wanted)
+
+    async def _move(self, output: Output, standing: Standing, place: Place, path: bytes) -> None:
+        """What stands of an output gets its new name."""
+        if output.is_directory and place.parent != PARKED:
+            await self._place_content(output)
+            standing = output.standing or standing
+        old = self._tree.standing_path(standing.place)
+        moved = Standing(place, standing.version, standing.meta)
+        await self._announce([(output, moved, "")])
+        await in_thread(self._shelf.make_parents, path)
+        try:
+            await in_thread(self._shelf.rename, old, path)
+        except FileNotFoundError:
+            if await in_thread(self._shelf.exists, old):
+                raise
+            await self._decide(("unsaved", output.inode))  # somebody has removed it: it is copied anew
+            return
+        await self._note(output, moved)
+
+    async def _leave(self, output: Output, place: Place) -> None:
+        """New content stands at a new place; what stood elsewhere goes."""
+        if output.standing is not None and output.standing.place != place:
+            old = self._tree.standing_path(output.standing.place)
+            await in_thread(self._shelf.remove, old, output.is_directory)
+
+    async def find_out(self, inode: int) -> None:
+        """If something was announced, by us before an error or by another node before its death: was it done?"""
+        output = self._tree.outputs.get(inode)
+        if output is None or output.going is None:
+            return
+        going = output.going
+        done, path = False, b""
+        try:
+            path = self._tree.standing_path(going.standing.place)
+            old = None if output.standing is None else self._tree.standing_path(output.standing.place)
+            size = output.size if output.is_file and output.version == going.standing.version else None
+            done = await in_thread(self._was_done, output, going, path, old, size)
+        except RefusedError:
+            log.debug("the directory of an announced name does not stand: nothing was done")
+        if done:
+            await in_thread(self._shelf.sync, [path])
+            if going.file:
+                await self._leave(output, going.standing.place)
+            await self._note(output, going.standing)
+            return
+        if going.file and not await in_thread(self._shelf.has_copy, going.file):
+            await self._decide(("unready", output.inode, going.file))  # it is copied anew
+        await self._decide(("staying", output.inode))
+
+    def _was_done(self, output: Output, going: Going, path: bytes, old: bytes | None, size: int | None) -> bool:
+        """In a thread."""
+        there = self._shelf.look(path)
+        if there is None or stat.S_IFMT(there.st_mode) != stat.S_IFMT(output.mode):
+            return False
+        if stat.S_ISLNK(output.mode) and self._shelf.target(path) != output.target:
+            return False  # the one that it was to replace
+        if going.file:
+            return not self._shelf.has_copy(going.file) and size in (None, there.st_size)
+        return old is None or old == path or not self._shelf.exists(old)
+
+    def _above(self, directory: int) -> list[Output]:
+        """The directory and those that it is in, as far as they are outputs, the lowest first."""
+        above = []
+        while directory >= FIRST_OUTPUT:
+            output = self._tree.get(directory)
+            if output.place is None:
+                raise RefusedError(errno.ENOENT)
+            above.append(output)
+            directory = output.place.parent
+        return above
+
+    def _must_precede(self, directory: Output, output: Output) -> bool:
+        """Must something be done about a directory before an output in it?
+
+        If it got its name after the output got its own, it comes after it: names then change in ``--output`` as they
+        did here, and no path stands there that there never was.
+        """
+        if directory.standing is None or directory.going is not None:
+            return True
+        return directory.standing.place != directory.place and directory.moved < output.moved
+
+    async def _place_parents(self, output: Output, directory: int) -> None:
+        """See that a directory stands where it belongs."""
+        for parent in reversed(self._above(directory)):
+            if self._must_precede(parent, output):
+                await self.place(parent.inode)
+
+    async def _place_content(self, directory: Output) -> None:
+        """What was changed in a directory before it got its name."""
+        inside = [
+            output
+            for place, inode in list(self._tree.standing.items())
+            if self._is_in(place.parent, directory.inode)
+            and (output := self._tree.outputs[inode]).moved < directory.moved
+            and not output.is_saved()
+        ]
+        for output in sorted(inside, key=lambda output: output.moved):
+            await self.place(output.inode)
+            if output.place is not None and output.standing is not None and output.standing.place != output.place:
+                await self._send_ahead(output, output.place)
+
+    def _is_in(self, inode: int, directory: int) -> bool:
+        """Does something stand below a directory?"""
+        while inode >= FIRST_OUTPUT and inode != directory:
+            above = self._tree.outputs.get(inode)
+            inode = 0 if above is None or above.standing is None else above.standing.place.parent
+        return inode == directory
+
+    async def _make_room(self, output: Output, place: Place) -> None:
+        """What stands at the place and belongs elsewhere goes there; what was removed and is in the way goes."""
+        occupant = self._occupant(place, output)
+        if occupant is None or not _is_in_the_way(occupant, output):
+            return
+        if occupant.inode in self._moving or output.inode in self._moving:
+            await self._park(occupant)
+            return
+        self._moving.add(output.inode)
+        try:
+            if occupant.place is not None:
+                await self.place(occupant.inode)
+                if self._occupant(place, output) is occupant and occupant.place is not None:
+                    await self._send_ahead(occupant, occupant.place)
+            occupant = self._occupant(place, output)
+            if occupant is not None and _is_in_the_way(occupant, output):
+                await self._bury(occupant)
+        finally:
+            self._moving.discard(output.inode)
+
+    async def _send_ahead(self, output: Output, place: Place) -> None:
+        """An output is in the way, and its content of now is still being copied: what stands of it moves, if it can."""
+        standing = output.standing
+        if standing is None or standing.place == place or place in self._tree.standing:
+            raise RefusedError(errno.EAGAIN)
+        await self._move(output, standing, place, self._tree.standing_path(place))
+
+    async def _park(self, output: Output) -> None:
+        """Outputs stand at each other's place, or one in the place of the directory that it is to come to.
+
+        One of them stands among the copies for a moment, and comes to its place in its own turn.
+        """
+        assert output.standing is not None
+        parked = Place(PARKED, os.fsencode(f"{self._rank}-{output.inode:x}-parked"))
+        await self._move(output, output.standing, parked, self._tree.standing_path(parked))
+
+    async def _bury(self, output: Output) -> None:
+        """An output without a name goes from ``--output``, unless a successor is about to take its place there."""
+        standing = output.standing
+        if standing is None:
+            return
+        if _must_move(output) and await self._move_to_last(output, standing):
+            return
+        heir = self._tree.lookup(*standing.place)
+        if heir is not None and not heir.is_saved() and not heir.is_directory and not output.is_directory:
+            return  # its coming buries this one
+        if output.is_directory:
+            await self._empty(output)
+            if output.standing is None:
+                return
+            standing = output.standing  # it may have been parked meanwhile
+        path = self._tree.standing_path(standing.place)
+        try:
+            await in_thread(self._shelf.remove, path, output.is_directory)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            log.warning("%s was removed, but something else is in it in %s", os.fsdecode(path), self._shelf.directory)
+        await self._decide(("unsaved", output.inode))
+
+    async def _empty(self, directory: Output) -> None:
+        """What stands in a directory that was removed goes, or to where it is now."""
+        for inode in self._tree.going_in(directory.inode):
+            await self.find_out(inode)
+        for place, inode in list(self._tree.standing.items()):
+            if place.parent == directory.inode:
+                await self.place(inode)
+                output = self._tree.outputs.get(inode)
+                if output is not None and output.standing is not None and output.standing.place == place:
+                    if output.place is None:
+                        raise RefusedError(errno.EAGAIN)
+                    await self._send_ahead(output, output.place)
+
+    async def _move_to_last(self, output: Output, standing: Standing) -> bool:
+        """Another output took its name before it stood there: it must, as long as that one does not."""
+        place = output.last
+        assert place is not None
+        heir, occupant = self._tree.lookup(*place), self._occupant(place, output)
+        if heir is None or heir.is_directory or self.stands(heir.inode):
+            return False
+        if occupant is not None and (occupant.place is not None or occupant.is_directory):
+            return False
+        if any(self._must_precede(parent, output) for parent in self._above(place.parent)):
+            return False
+        await self._move(output, standing, place, self._tree.standing_path(place))
+        return True
+
+
+def _must_move(output: Output) -> bool:
+    """Is it replaced by another output, and stands under a name that it had before?"""
+    if output.place is not None or output.last is None or output.standing is None or output.is_directory:
+        return False
+    return output.standing.place != output.last
+
+
+def _is_in_the_way(occupant: Output, output: Output) -> bool:
+    """Must what stands at a place go before an output comes there? Otherwise it is replaced in one step."""
+    return occupant.place is not None or occupant.is_directory or output.is_directory or _must_move(occupant)
+
+
+def _is_ready(output: Output) -> bool:
+    """Is there a copy of its content, complete, which awaits its name?"""
+    return output.ready is not None and output.ready[0] == output.version
