@@ -322,7 +322,7 @@ class Placer:
     async def _park(self, output: Output, path: bytes) -> None:
         """Two outputs stand at each other's place: one of them becomes a copy that awaits its name."""
         assert output.standing is not None
-        if output.ready is None:
+        if output.ready is None or not await in_thread(self._shelf.has_copy, output.ready[1]):
             version, name = output.standing.version, f"{self._rank}-{output.inode:x}-parked"
             await self._decide(("ready", output.inode, version, name))
             await in_thread(self._shelf.park, path, name)
