@@ -408,19 +408,40 @@ def test_fsync_means_safe(mount: Mount, prepared: Path, tmp_path: Path) -> None:
 
 
 def test_what_no_close_tells_of_is_saved(mount: Mount, prepared: Path, tmp_path: Path) -> None:
-    """truncate by name; writes through a map whose descriptor is closed already; utime right after the close."""
+    """truncate by name, and utime right after the close: soon. A map that is written to after the close: in the end."""
     output = tmp_path / "output"
     mounted = mount(prepared, "--output", str(output))
-    for name in ("cut", "mapped", "dated"):
+    for name in ("cut", "emptied", "mapped", "dated"):
         (mounted.path / name).write_bytes(b"x" * 5000)
     os.utime(mounted.path / "dated", ns=(7, 7))
     wait_saved(mounted)
     assert (output / "dated").stat().st_mtime_ns == 7
     os.truncate(mounted.path / "cut", 100)
+    wait_until(lambda: (output / "cut").stat().st_size == 100, "saving what was truncated", mounted.evidence)
+    os.truncate(mounted.path / "emptied", 0)
     _write_mapped_after_close(mounted.path / "mapped")
     assert (mounted.path / "mapped").read_bytes() == b"later" + b"x" * 4995
-    wait_until(lambda: (output / "cut").stat().st_size == 100, "saving what was truncated", mounted.evidence)
-    wait_until(lambda: (output / "mapped").read_bytes() == b"later" + b"x" * 4995, "saving of a map", mounted.evidence)
+    mounted.stop()
+    assert (output / "mapped").read_bytes() == b"later" + b"x" * 4995
+    assert (output / "emptied").read_bytes() == b""
+
+
+def test_nothing_unfinished_is_saved(mount: Mount, prepared: Path, tmp_path: Path) -> None:
+    """A file that is opened anew to be written stands in ``--output`` as it was, until it is closed."""
+    output = tmp_path / "output"
+    mounted = mount(prepared, "--output", str(output))
+    whole = {b"whole"}
+    (mounted.path / "f").write_bytes(b"whole")
+    wait_saved(mounted)
+    for number in range(5):
+        with open(mounted.path / "f", "wb", buffering=0) as file:
+            (mounted.path / f"{number}").write_bytes(b"another")
+            wait_until((output / f"{number}").exists, "saving of another one", mounted.evidence)
+            assert (output / "f").read_bytes() in whole
+            file.write(b"whole %d" % number)
+            whole.add(b"whole %d" % number)
+    wait_saved(mounted)
+    assert (output / "f").read_bytes() == b"whole 4"
 
 
 def _write_mapped_after_close(path: Path) -> None:

@@ -305,14 +305,14 @@ class Outputs:
 
     def _set_time(self, inode: int, mtime_ns: int) -> None:
         """The content that is here gets another time, which does not make it another content."""
-        before, changed = self.objects.find(inode), self.objects.is_changed(inode)
+        before, known = self.objects.find(inode), self.objects.is_known(inode)
         if before is None:
             return
         self.objects.set_time(inode, mtime_ns)
         after = self.objects.find(inode)
         if after is None:
             return
-        if not changed:
+        if known:
             self.objects.set_clean(inode, after.stamp)
         if self.saver is not None:
             self.saver.touched(inode, before.stamp, after.stamp)
@@ -512,11 +512,6 @@ class Outputs:
         """A program has closed an output; it is made known soon. For a job of one node, where nobody waits for it."""
         self._closes.append(inode)
         self._closed_event.set()
-
-    def released(self, inode: int) -> None:
-        """The last descriptor and the last map of an open are gone; a map may have been written to after the close."""
-        if self.objects.find(inode) is not None and not self.objects.is_known(inode):
-            self.closed(inode)
 
     async def close(self, inode: int) -> None:
         """The same, and until all nodes know it."""

@@ -132,8 +132,10 @@ class OutputOperations(FanstoreOperations):
             raise FUSEError(errno.EPERM)
         if fields.update_size:
             await self._outputs.resize(inode, attr.st_size)
-            if fh is None:
-                await self._outputs.close(inode)  # truncate(2): nobody has opened it, so nobody will close it
+            if fh is None and attr.st_size > 0:
+                # truncate(2): nobody has opened it, so nobody will close it. To nothing it may be open(O_TRUNC), which
+                # the kernel tells in the same words if the native engine answers: what is written then comes later.
+                await self._outputs.close(inode)
         mode = attr.st_mode if fields.update_mode else None
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
         if mode is not None or mtime_ns is not None:
@@ -309,9 +311,7 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def release(self, fh: int) -> None:
-        if self._outputs.is_output(fh):
-            self._outputs.released(fh)
-        else:
+        if not self._outputs.is_output(fh):
             self.release_dataset(fh)
 
 
