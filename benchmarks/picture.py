@@ -197,6 +197,28 @@ def draw_staging_speed(record: dict[str, Any], path: Path) -> None:
     _finish(figure, "Copying partitions to a local disk", subtitle, record, path)
 
 
+def draw_write_speed(record: dict[str, Any], path: Path) -> None:
+    figure, grid = pyplot.subplots(1, 2, figsize=(12, 3.2), squeeze=False, layout="constrained")
+    panels = (
+        ("large", "synced_s", "1 GiB, until on the disk", 0.8),
+        ("small", "closed_s", "10,000 files of 10 KB", 0.3),
+    )
+    for axes, (kind, name, title, aim) in zip(grid.flat, panels, strict=True):
+        chosen = [item for item in record["summary"] if item["kind"] == kind]
+        names = [item["contender"] for item in chosen]
+        seconds = {(run["round"], run["contender"]): run[name] for run in record["runs"] if run["kind"] == kind}
+        rounds = [
+            [seconds[number, "disk"] / seconds[number, name] for number, other in seconds if other == name]
+            for name in names
+        ]
+        medians = [item[f"{name} ratio"]["median"] for item in chosen]
+        notes = [f"{median:.2f} x, {item[name]['median']:.2f} s" for median, item in zip(medians, chosen, strict=True)]
+        _bars(axes, names, medians, rounds, notes, f"{title}: speed relative to the disk")
+        axes.axvline(aim, color=REFERENCE, linewidth=0.8, linestyle=":")
+    subtitle = f"{record['settings']['rounds']} interleaved rounds (dots); dotted: the aim"
+    _finish(figure, "Writing through the mount", subtitle, record, path)
+
+
 def draw_remote_reads(record: dict[str, Any], path: Path) -> None:
     summary = [item for item in record["summary"] if item["way"] != "raw"]
     pair = [item for item in summary if item["askers"] < item["ranks"]]
@@ -400,6 +422,7 @@ DRAWINGS = {
     "index_load": draw_index_load,
     "prep_memory": draw_prep_memory,
     "staging_speed": draw_staging_speed,
+    "write_speed": draw_write_speed,
 }
 
 

@@ -55,6 +55,9 @@ static inline bool fsx_is_dataset(const struct fsx_tree *tree, uint64_t nodeid) 
     return nodeid >= 1 && nodeid <= tree->index->entries;
 }
 
+/* All three times of an inode are one. */
+void fsx_fill_times(struct fuse_attr *attr, int64_t mtime_ns);
+
 /* Answer a request. `reply` has `data` and `room` set. The message is not trusted: what is cut short or makes no sense is
  * forwarded, and Python refuses it; but a request for the content of an output fails with EIO. */
 enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply);

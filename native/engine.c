@@ -32,6 +32,9 @@ _Static_assert(WRITE_HEAD == 80 && PAGE % 8 == 0, "layout of the kernel's protoc
 #define UNIQUE_MASK (((uint64_t)1 << WORKER_SHIFT) - 1)
 _Static_assert(FSX_ENGINE_WORKERS_MAX < 1u << (64 - WORKER_SHIFT), "a worker's number fits above");
 
+/* Threads that never write to a disk at the same time. */
+#define READERS_LEAST 4u
+
 /* Wakes a worker from its read of the device, so that it sees that it must end. */
 #define WAKE_SIGNAL (SIGRTMIN + 5)
 
@@ -62,6 +65,7 @@ struct fsx_engine {
     atomic_bool stopping;
     atomic_bool ended;
     atomic_int error;
+    atomic_uint writers; /* threads that write to a disk, or are about to see that there are enough */
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
 
     struct fsx_crossings *crossings;
@@ -272,6 +276,20 @@ static void *pump_main(void *argument) {
 
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
 
+/* The content of an output. ENOENT: Python must do it; it is not on this node, or so many threads write already that, if
+ * the disk cannot follow, none would be left for whoever reads. */
+static int do_output(struct fsx_engine *engine, struct fsx_reply *reply) {
+    const bool writes = reply->task.opcode == FUSE_WRITE || reply->task.opcode == FUSE_FALLOCATE;
+    if (!writes)
+        return fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
+    const uint32_t most = engine->settings.workers > READERS_LEAST ? engine->settings.workers - READERS_LEAST : 1;
+    int error = ENOENT;
+    if (atomic_fetch_add(&engine->writers, 1) < most)
+        error = fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
+    atomic_fetch_sub(&engine->writers, 1);
+    return error;
+}
+
 static void handle(struct worker *worker, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
     const uint64_t start_ns = now_ns();
@@ -303,7 +321,7 @@ static void handle(struct worker *worker, size_t bytes) {
         reply.bytes = reply.length;
         break;
     case FSX_OUTPUT:
-        reply.error = fsx_outputs_do(engine->tree.outputs, &reply.task, reply.data, &reply.bytes);
+        reply.error = do_output(engine, &reply);
         if (reply.error == ENOENT) {
             cross_output(worker, &request, &reply.task);
             return;

@@ -276,6 +276,38 @@ static PyObject *engine_mix(EngineObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
+static PyObject *engine_describe(EngineObject *self, PyObject *args) {
+    unsigned long long inode, size, blocks;
+    long long mtime_ns;
+    unsigned int mode, nlink, uid, gid, valid_s;
+    if (!PyArg_ParseTuple(args, "KIIKKLIII", &inode, &mode, &nlink, &size, &blocks, &mtime_ns, &uid, &gid, &valid_s))
+        return NULL;
+    struct fsx_outputs *outputs = outputs_of(self);
+    if (outputs == NULL)
+        return NULL;
+    if (inode == 0) {
+        PyErr_SetString(PyExc_ValueError, "0 is no inode");
+        return NULL;
+    }
+    struct fuse_attr_out out = {.attr_valid = valid_s};
+    struct fuse_attr *attr = &out.attr;
+    *attr = (struct fuse_attr){.ino = inode, .mode = mode, .nlink = nlink, .size = size, .blocks = blocks, .uid = uid,
+                              .gid = gid, .blksize = 4096};
+    fsx_fill_times(attr, mtime_ns);
+    if (!fsx_outputs_describe(outputs, &out))
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_undescribe(EngineObject *self, PyObject *argument) {
+    const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
+    struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
+    if (outputs == NULL)
+        return NULL;
+    fsx_outputs_undescribe(outputs, inode);
+    Py_RETURN_NONE;
+}
+
 static PyObject *engine_drop(EngineObject *self, PyObject *argument) {
     const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
     struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
@@ -362,6 +394,9 @@ static PyMethodDef engine_methods[] = {
     {"keep", (PyCFunction)engine_keep, METH_VARARGS, "keep(entry, chunk, content): put a chunk into the cache"},
     {"add_name", (PyCFunction)engine_add_name, METH_VARARGS, "add_name(parent, name): there is such an output"},
     {"remove_name", (PyCFunction)engine_remove_name, METH_VARARGS, "remove_name(parent, name) -> whether it was there"},
+    {"describe", (PyCFunction)engine_describe, METH_VARARGS,
+     "describe(inode, mode, nlink, size, blocks, mtime_ns, uid, gid, valid_s): what stat says of a directory with outputs"},
+    {"undescribe", (PyCFunction)engine_undescribe, METH_O, "undescribe(inode): Python answers for it"},
     {"mix", (PyCFunction)engine_mix, METH_O, "mix(entry): this directory of the dataset has outputs"},
     {"drop", (PyCFunction)engine_drop, METH_O, "drop(inode): the file of this output is gone, or another one"},
     {"ended", (PyCFunction)engine_ended, METH_NOARGS, "ended() -> (whether the connection is at its end, errno or 0)"},

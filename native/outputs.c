@@ -1,5 +1,6 @@
 /* outputs.c: see outputs.h. */
 #include "outputs.h"
+#include "outputcards.h"
 #include "outputfiles.h"
 #include "outputnames.h"
 
@@ -14,11 +15,15 @@
 /* A signal interrupts fallocate(2), which then has done nothing; one that is interrupted again and again gives up. */
 #define INTERRUPTED_MOST 20
 
+/* What a disk is given at once while a file is written in order. */
+#define WINDOW_BYTES (UINT64_C(8) << 20)
+
 struct fsx_outputs {
     bool alone;
     uint32_t entries;
     _Atomic(uint64_t) *mixed; /* a bit for each entry */
     struct fsx_output_names *names;
+    struct fsx_output_cards *cards;
     struct fsx_output_files *files;
     atomic_uint_least64_t reads, read_bytes, writes, written_bytes;
 };
@@ -35,7 +40,8 @@ struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone)
     const int error = errno;
     outputs->mixed = calloc((size_t)entries / 64 + 1, sizeof *outputs->mixed);
     outputs->names = fsx_output_names_new();
-    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL) {
+    outputs->cards = fsx_output_cards_new();
+    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL || outputs->cards == NULL) {
         const bool opened = outputs->files != NULL;
         fsx_outputs_free(outputs);
         errno = opened ? ENOMEM : error;
@@ -49,6 +55,7 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
         return;
     fsx_output_files_free(outputs->files);
     fsx_output_names_free(outputs->names);
+    fsx_output_cards_free(outputs->cards);
     free(outputs->mixed);
     free(outputs);
 }
@@ -76,6 +83,18 @@ bool fsx_outputs_mix(struct fsx_outputs *outputs, uint32_t entry) {
 
 bool fsx_outputs_is_mixed(const struct fsx_outputs *outputs, uint32_t entry) {
     return entry < outputs->entries && (atomic_load(&outputs->mixed[entry / 64]) >> entry % 64 & 1) != 0;
+}
+
+bool fsx_outputs_describe(struct fsx_outputs *outputs, const struct fuse_attr_out *out) {
+    return fsx_output_cards_put(outputs->cards, out);
+}
+
+void fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode) {
+    fsx_output_cards_drop(outputs->cards, inode);
+}
+
+bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct fuse_attr_out *out) {
+    return fsx_output_cards_get(outputs->cards, inode, out);
 }
 
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode) { fsx_output_files_drop(outputs->files, inode); }
@@ -108,6 +127,15 @@ static int read_(struct fsx_outputs *outputs, int fd, const struct fsx_task *tas
     return 0;
 }
 
+/* Whoever writes a large file in order will want it on the disk: have the disk begin with each window that is full. The
+ * kernel would wait for seconds, and whoever syncs the file then waits for all of it. */
+static void start_writing(int fd, uint64_t offset, uint64_t bytes) {
+    const uint64_t first = offset / WINDOW_BYTES, next = (offset + bytes) / WINDOW_BYTES;
+    if (next > first)
+        sync_file_range(fd, (off_t)(first * WINDOW_BYTES), (off_t)((next - first) * WINDOW_BYTES),
+                        SYNC_FILE_RANGE_WRITE);
+}
+
 /* All of it; or as much as there was room for, and the next write is told why. */
 static int write_(struct fsx_outputs *outputs, int fd, const struct fsx_task *task, uint8_t *answer, size_t *bytes) {
     size_t done = 0;
@@ -123,6 +151,7 @@ static int write_(struct fsx_outputs *outputs, int fd, const struct fsx_task *ta
     }
     if (error != 0 && done == 0)
         return error;
+    start_writing(fd, task->offset, done);
     const struct fuse_write_out out = {.size = (uint32_t)done};
     memcpy(answer, &out, sizeof out);
     *bytes = sizeof out;

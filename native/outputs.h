@@ -8,6 +8,7 @@
 #ifndef FANSTORE_OUTPUTS_H
 #define FANSTORE_OUTPUTS_H
 
+#include <linux/fuse.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -54,6 +55,11 @@ bool fsx_outputs_has_name(struct fsx_outputs *outputs, uint64_t parent, const vo
  * entry. */
 bool fsx_outputs_mix(struct fsx_outputs *outputs, uint32_t entry);
 bool fsx_outputs_is_mixed(const struct fsx_outputs *outputs, uint32_t entry);
+
+/* What GETATTR is to be answered with for a directory, until it is said anew or dropped; parts of outputcards.h. */
+bool fsx_outputs_describe(struct fsx_outputs *outputs, const struct fuse_attr_out *out);
+void fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode);
+bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct fuse_attr_out *out);
 
 /* As fsx_output_files_drop. */
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode);

@@ -66,12 +66,16 @@ class OutputEngine:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 160 << 10)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._passed_on: queue.Queue[tuple[int, int, bytes]] = queue.Queue()
-        self._pyfuse3 = threading.Thread(target=self._answer_init)
+        self._pyfuse3 = threading.Thread(target=self._play_pyfuse3)
         self._pyfuse3.start()
         self.engine.start(device.fileno(), socket_.fileno(), self._wake)
         self.kernel = Kernel(ours, LIMIT_S, offered)
 
-    def _answer_init(self) -> None:
+    def _play_pyfuse3(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the engine may end in the middle of an answer
+            self._answer_messages()
+
+    def _answer_messages(self) -> None:
         while packet := self._python.recv(MIB):
             length, opcode, unique, node, *_ = _IN.unpack_from(packet)
             assert length == len(packet)

@@ -131,6 +131,32 @@ def test_mixed_directories(alone: OutputEngine) -> None:
         alone.engine.mix(alone.index.entry_count)
 
 
+def test_directories_that_python_has_described(alone: OutputEngine) -> None:
+    """GETATTR of a directory is answered as Python has last said, until it takes that back; many of them."""
+    inner = node_of(alone, b"inner")
+    alone.engine.mix(inner - 1)
+    inodes = [inner, *range(A, A + 500)]
+    for inode in inodes:
+        assert alone.is_passed_on(wire.GETATTR, inode, bytes(16))
+        alone.engine.describe(inode, 0o40755, 2, 0, 0, 5_000_000_007, 1, 2, 60)
+        alone.engine.describe(inode, 0o40700, 3, 11, 1, -1, 1, 2, inode % 100)
+    for inode in inodes:
+        answer = alone.ask(wire.GETATTR, inode, bytes(16))
+        valid_s, _, _, number, size, blocks, *seconds = struct.unpack_from("<QIIQQQQQQ", answer.data)
+        nanoseconds = struct.unpack_from("<III", answer.data, 64)
+        mode, nlink, uid, gid = struct.unpack_from("<IIII", answer.data, 76)
+        assert (valid_s, number, size, blocks) == (inode % 100, inode, 11, 1)
+        assert seconds == [(1 << 64) - 1] * 3 and nanoseconds == (999_999_999,) * 3
+        assert (mode, nlink, uid, gid) == (0o40700, 3, 1, 2)
+    for inode in inodes[::2]:
+        alone.engine.undescribe(inode)
+    for position, inode in enumerate(inodes):
+        assert alone.is_passed_on(wire.GETATTR, inode, bytes(16)) == (position % 2 == 0)
+    alone.engine.undescribe(A + 10_000)
+    with pytest.raises(ValueError, match="0 is no inode"):
+        alone.engine.describe(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
 # --- the rest ---
 
 
@@ -174,6 +200,20 @@ def test_handles_are_inode_numbers(together: OutputEngine) -> None:
         assert together.ask(opcode, B, arguments).error == FORWARDED
         assert together.passed_on(opcode, B) == arguments
     assert together.ask(wire.RELEASE, B, bytes(24)) == wire.Reply(0, b"")
+
+
+def test_capabilities_are_not_asked_for_in_python(alone: OutputEngine) -> None:
+    """The kernel wants to know before each write."""
+    capability = wire.getxattr_arguments(b"security.capability", 24)
+    assert alone.ask(wire.GETXATTR, A, capability) == wire.Reply(errno.ENODATA, b"")
+    for node, arguments in (
+        (A, capability[:-1]),
+        (A, bytes(8)),
+        (A, wire.getxattr_arguments(b"security.capabilit", 24)),
+        (A, wire.getxattr_arguments(b"user.mine", 24)),
+        (1 << 48, capability),
+    ):
+        assert alone.is_passed_on(wire.GETXATTR, node, arguments)
 
 
 def test_the_dataset_is_not_written_to(alone: OutputEngine) -> None:

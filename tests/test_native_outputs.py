@@ -228,9 +228,10 @@ def test_interrupt(together: OutputEngine, when: str) -> None:
 
 def test_the_end_while_writes_wait(prepared: Path, objects: Path) -> None:
     with output_engine(prepared, objects, alone=False) as engine:
-        for number in range(5):
-            engine.kernel.send(wire.WRITE, A + number, wire.write_arguments(0, bytes(9_000)))
+        engine.kernel.send(wire.WRITE, A, wire.write_arguments(0, bytes(9_000)))
         token = engine.take()[0]
+        for number in range(5):
+            engine.kernel.send(wire.WRITE, B + number, wire.write_arguments(0, bytes(9_000)))
         engine.kernel.send(wire.FLUSH, A, bytes(24))
         engine.passed_on(wire.FLUSH, A)
     engine.engine.resume(token)  # to nobody

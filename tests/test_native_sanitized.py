@@ -20,6 +20,7 @@ from sanitized import DRIVERS, ENVIRONMENT, NATIVE, SEED, compile_c, compile_mod
 
 ROUNDS = 6_000
 MESSAGES = 25_000
+_MESSAGE_COUNTS = "replies N silent N reads N outputs N closed N forwarded N refused N\n".replace("N", r"(\d+)")
 
 
 def run_fuzzer(fuzzer: Path, rounds: int, corpus: list[Path]) -> str:
@@ -54,11 +55,11 @@ def test_no_sanitizer_report_on_messages(tmp_path: Path) -> None:
     fuzzer = compile_c(tmp_path / "request_fuzz", [*sources, DRIVERS / "request_fuzz.c", "-lxxhash"])
     corpus = write_corpus(tmp_path)
     said = run_fuzzer(fuzzer, MESSAGES, corpus)
-    counts = re.fullmatch(r"replies (\d+) silent (\d+) reads (\d+) forwarded (\d+) refused (\d+)\n", said)
+    counts = re.fullmatch(_MESSAGE_COUNTS, said)
     assert counts is not None, said
     numbers = [int(number) for number in counts.groups()]
     assert sum(numbers) == MESSAGES * len(corpus)
-    assert min(numbers) > 2_000, said  # each kind is frequent
+    assert min(numbers) > 800, said  # each kind is frequent
 
 
 @pytest.fixture(scope="module")

@@ -56,14 +56,15 @@ def load_sentence(runs: Sequence[dict[str, Any]]) -> str:
     return f"Load average during the run: {min(loads):.1f} to {max(loads):.1f}."
 
 
-def write(name: str, record: dict[str, Any], table: str, directory: Path = RESULTS) -> Path:
+def write(name: str, record: dict[str, Any], table: str, directory: Path = RESULTS, *, picture: bool = True) -> Path:
     """Write ``name``.json, .md and .png; returns the path of the first."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
-    path.with_suffix(".md").write_text(table.rstrip() + f"\n\n![picture]({name}.png)\n")
+    path.with_suffix(".md").write_text(table.rstrip() + (f"\n\n![picture]({name}.png)\n" if picture else "\n"))
     print(f"\n{table}\n\nwritten: {path} and {path.with_suffix('.md').name}")
-    _draw(path)
+    if picture:
+        _draw(path)
     return path
 
 

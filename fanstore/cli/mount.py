@@ -22,7 +22,8 @@ from fanstore.transport.ranks import launched_rank, launched_size
 from fanstore.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from fanstore.fuse.session import MountInfo, MountSettings
+    from fanstore.fuse.session import MountInfo
+    from fanstore.fuse.settings import MountSettings
     from fanstore.fuse.writing import Writing
 
 PROG = "fanstore-mount"
@@ -127,7 +128,7 @@ class _Request:
 
     def settings(self) -> "MountSettings":
         from fanstore.core.reader import Verify
-        from fanstore.fuse.session import EngineChoice, MountSettings
+        from fanstore.fuse.settings import EngineChoice, MountSettings
 
         return MountSettings(
             prepared=Path(self.directory, self.args.prepared),

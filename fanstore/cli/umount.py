@@ -2,10 +2,13 @@
 
 import argparse
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fanstore.cli.common import make_parser, run
 from fanstore.errors import MountError
@@ -23,6 +26,11 @@ from fanstore.fuse.mounttable import Mount, find_mount, read_mounts
 from fanstore.fuse.processes import ProcessWatch
 
 PROG = "fanstore-umount"
+
+#: Seconds for a daemon to end.
+TIMEOUT_S = 60.0
+#: Seconds after which it is said what is being waited for.
+TELL_S = 2.0
 
 _DESCRIPTION = """\
 Unmount a dataset that fanstore-mount has mounted. Returns when its daemon has ended and has removed its local files.
@@ -55,8 +63,9 @@ def _main(argv: Sequence[str]) -> int:
         "--timeout",
         metavar="SECONDS",
         type=float,
-        default=60.0,
-        help="how long to wait for the daemon to end (default: %(default)g)",
+        default=None,
+        help=f"how long to wait for the daemon to end (default: {TIMEOUT_S:g}; with outputs, until they are saved or "
+        "cannot be)",
     )
     args = parser.parse_args(argv)
     mount = _find(args.mountpoint)
@@ -90,7 +99,10 @@ def _find(path: Path) -> Mount:
 
 
 def _unmount_living(mount: Mount, args: argparse.Namespace) -> None:
-    daemon = _daemon(mount)
+    config = _config(mount)
+    daemon = _daemon(config)
+    saves = config.get("output") not in (None, "scratch")
+    limit_s = args.timeout if args.timeout is not None else math.inf if saves else TIMEOUT_S
     try:
         holders = describe_holders(mount.point) if args.lazy else ""
         try:
@@ -104,25 +116,49 @@ def _unmount_living(mount: Mount, args: argparse.Namespace) -> None:
             return  # somebody else's, or it ends at this moment
         if holders:
             print(f"{mount.point} was detached; daemon {daemon.pid} ends when these let go: {holders}")
-        elif not daemon.wait(args.timeout):
+        elif not daemon.wait(TELL_S) and not _wait_for_outputs(daemon, config, saves, limit_s):
             raise MountError(
                 f"{mount.point} is unmounted, but its daemon (process {daemon.pid}) has not ended within "
-                f"{args.timeout:g} s; look at its log"
+                f"{limit_s:g} s; look at its log"
+            )
+        if saves and Path(config.get("job_directory") or "/nonexistent").exists():
+            raise MountError(
+                f"{mount.point} is unmounted, but not all outputs could be saved to {config['output']}; they are in "
+                f"{config['job_directory']}, and fanstore-mount --recover saves them; its log says more"
             )
     finally:
         if daemon is not None:
             daemon.close()
 
 
-def _daemon(mount: Mount) -> ProcessWatch | None:
-    """The process behind a mount; None when it cannot be known (another user's mount) or has gone."""
+def _wait_for_outputs(daemon: ProcessWatch, config: dict[str, Any], saves: bool, limit_s: float) -> bool:
+    """Wait for the end of a daemon that takes its time; whether it came."""
+    if saves:
+        print(f"{PROG}: outputs are being saved to {config['output']}", file=sys.stderr, flush=True)
+    deadline_s = time.monotonic() + limit_s - TELL_S
+    while not daemon.wait(min(max(deadline_s - time.monotonic(), 0.0), TIMEOUT_S)):
+        if time.monotonic() >= deadline_s:
+            return False
+    return True
+
+
+def _config(mount: Mount) -> dict[str, Any]:
+    """What the mount says of itself; empty when it cannot be known (another user's mount)."""
     path = mount.point / ".fanstore" / "config.json"
     try:
-        config = json.loads(within_limit(path.read_bytes))
-        return ProcessWatch(config["pid"], config["start_ticks"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        config: dict[str, Any] = json.loads(within_limit(path.read_bytes))
+    except (OSError, ValueError):
+        return {}
     except NotAnsweringError:
         raise MountError(
             f"the daemon of {mount.point} does not answer; --lazy takes the mount away all the same"
         ) from None
+    return config
+
+
+def _daemon(config: dict[str, Any]) -> ProcessWatch | None:
+    """The process behind a mount; None when it cannot be known or has gone."""
+    try:
+        return ProcessWatch(config["pid"], config["start_ticks"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -13,6 +13,8 @@ from pathlib import Path
 
 #: Room to leave on the disk: this, or 1 % of it if that is more. Others (logs, the job's own files) need it.
 RESERVE_BYTES = 64 << 20
+#: The part of what is free that partitions leave to outputs, if programs may write.
+OUTPUTS_PART = 10
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,20 @@ class Disk:
     capacity_bytes: int | None = None
 
 
-def survey(directory: Path, capacity_bytes: int | None = None) -> Disk:
-    """The disk of a directory, which must exist. May block; raises OSError."""
+def survey(directory: Path, capacity_bytes: int | None = None, *, outputs: bool = False) -> Disk:
+    """The disk of a directory, which must exist. May block; raises OSError.
+
+    ``outputs``: programs will write to it as well, and a tenth of it is left to them.
+    """
     usage = os.statvfs(directory)
     total_bytes, free_bytes = usage.f_blocks * usage.f_frsize, usage.f_bavail * usage.f_frsize
     # Host names need not differ between containers, and boot identifiers do not differ between them: what is wanted.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     name = f"{boot}:{directory.stat().st_dev}"
-    return Disk(name, max(0, free_bytes - max(RESERVE_BYTES, total_bytes // 100)), capacity_bytes)
+    reserve_bytes = max(RESERVE_BYTES, total_bytes // 100)
+    if outputs:
+        reserve_bytes += free_bytes // OUTPUTS_PART
+    return Disk(name, max(0, free_bytes - reserve_bytes), capacity_bytes)
 
 
 def divide(disks: Sequence[Disk | None]) -> tuple[int, ...]:

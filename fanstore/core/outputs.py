@@ -65,11 +65,17 @@ class Kernel(Protocol):
     def vanished(self, place: Place) -> None:
         """A name has gone."""
 
+    def changed(self, directory: Attributes) -> None:
+        """What stat says of a directory that is an output or holds some."""
+
+    def removed(self, inode: int) -> None:
+        """A directory that was an output is none any more."""
+
     def dropped(self, inode: int) -> None:
         """The content of an output is not here any more, or is another one."""
 
-    async def settle(self, directories: set[int]) -> None:
-        """Until the kernel of this node does not believe its old listings of these directories any more."""
+    async def settle(self, inodes: set[int]) -> None:
+        """Until the kernel of this node does not believe its old listings and contents of these any more."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +213,7 @@ class Outputs:
             "files": len(files),
             "directories": sum(output.is_directory for output in named),
             "bytes": sum(self._attributes_of(output).size for output in files),
+            "being_written": sum(map(self.objects.is_changed, self.objects.all())),
             "directory": None if self._shelf is None else str(self._shelf.directory),
         }
         if self.saver is not None:
@@ -232,6 +239,7 @@ class Outputs:
                 output = self.tree.lookup(*place)
                 assert output is not None
                 self._kernel.appeared(place, output)
+        self._describe_directories(effect, operation)
         for output in effect.removed:
             if self._lookups.get(output.inode):
                 self._nameless[output.inode] = output
@@ -266,10 +274,29 @@ class Outputs:
             self._journal.take_back()
             raise
 
+    def _describe_directories(self, effect: Effect, operation: Operation) -> None:
+        if self._kernel is None:
+            return
+        touched = {place.parent for place in (*effect.appeared, *effect.vanished)}
+        if operation[0] in ("create", "setattr", "rename"):
+            touched.add(effect.result)
+        for inode in touched:
+            output = self.tree.outputs.get(inode)
+            if inode < FIRST_OUTPUT or (output is not None and output.is_directory and output.place is not None):
+                self._kernel.changed(self.attributes(inode))
+        for output in effect.removed:
+            if output.is_directory:
+                self._kernel.removed(output.inode)
+
     async def settle(self, effect: Effect) -> None:
-        if self._kernel is not None and not self.alone:
-            directories = {place.parent for place in (*effect.appeared, *effect.vanished)}
-            await self._kernel.settle(directories)
+        if self._kernel is None or self.alone:
+            return
+        stale = {place.parent for place in (*effect.appeared, *effect.vanished)}
+        for inode in effect.changed:
+            output = self.tree.outputs.get(inode)
+            if output is not None and output.is_file and output.holder != self.rank and inode in self._lookups:
+                stale.add(inode)
+        await self._kernel.settle(stale)
 
     def _supersede(self, inode: int) -> None:
         """Another node has made a newer content known: ours is old, unless it was changed here as well."""
@@ -278,14 +305,14 @@ class Outputs:
 
     def _set_time(self, inode: int, mtime_ns: int) -> None:
         """The content that is here gets another time, which does not make it another content."""
-        before, changed = self.objects.find(inode), self.objects.is_changed(inode)
+        before, known = self.objects.find(inode), self.objects.is_known(inode)
         if before is None:
             return
         self.objects.set_time(inode, mtime_ns)
         after = self.objects.find(inode)
         if after is None:
             return
-        if not changed:
+        if known:
             self.objects.set_clean(inode, after.stamp)
         if self.saver is not None:
             self.saver.touched(inode, before.stamp, after.stamp)
@@ -425,9 +452,18 @@ class Outputs:
             raise RefusedError(errno.ENOTSUP)
         if not self.get(inode).is_file and not self.get(inode).is_directory:
             raise RefusedError(errno.EPERM)
+        output = self.get(inode)
+        if output.place is None:
+            output.xattrs[name] = value
+            return
         await self._council.decide(("setxattr", inode, name, value))
 
     async def remove_xattr(self, inode: int, name: bytes) -> None:
+        output = self.get(inode)
+        if output.place is None:
+            if output.xattrs.pop(name, None) is None:
+                raise RefusedError(errno.ENODATA)
+            return
         await self._council.decide(("removexattr", inode, name))
 
     # --- content ---
@@ -476,6 +512,11 @@ class Outputs:
         """A program has closed an output; it is made known soon. For a job of one node, where nobody waits for it."""
         self._closes.append(inode)
         self._closed_event.set()
+
+    def released(self, inode: int) -> None:
+        """The last descriptor and the last map of an open are gone; a map may have been written to after the close."""
+        if self.objects.find(inode) is not None and not self.objects.is_known(inode):
+            self.closed(inode)
 
     async def close(self, inode: int) -> None:
         """The same, and until all nodes know it."""

@@ -26,6 +26,11 @@ FIRST_OUTPUT, END_OUTPUT = 1 << 40, 1 << 48
 #: ``Output.holder`` of a file that no node has: it is where ``--output`` is.
 SHARED = -1
 
+#: The directory, in the place of something that stands, of what is out of the way for a moment: it must go from its
+#: old name there and cannot have its new one yet. Only in ``--output``; its path there is PARKED_PATH (shelf.py).
+PARKED = 0
+PARKED_PATH = b".fanstore-parked"
+
 NAME_BYTES = 255
 #: An extended attribute must fit into a message between nodes.
 XATTR_BYTES = 32 << 10
@@ -161,6 +166,7 @@ class OutputTree:
     def __init__(self, dataset: Names) -> None:
         self.outputs: dict[int, Output] = {}
         self.standing: dict[Place, int] = {}
+        self._standing_in: dict[int, set[int]] = {}
         self._dataset = dataset
         self._children: dict[int, dict[bytes, int]] = {}
         self._subdirectories: dict[int, int] = {}
@@ -239,6 +245,8 @@ class OutputTree:
                 raise RefusedError(errno.ENOENT)
             parts.append(standing.place.name)
             parent = standing.place.parent
+        if parent == PARKED:
+            return b"/".join((PARKED_PATH, *reversed(parts)))
         if top := self._dataset.path(parent):
             parts.append(top)
         return b"/".join(reversed(parts))
@@ -246,6 +254,10 @@ class OutputTree:
     def knew(self, inode: int) -> bool:
         """Is this the number of an output that there is, or was?"""
         return FIRST_OUTPUT <= inode < self._next
+
+    def standing_in(self, directory: int) -> list[int]:
+        """The outputs that stand in a directory in ``--output``, which may have left it here."""
+        return sorted(self._standing_in.get(directory, ()))
 
     def unsaved(self) -> Iterator[Output]:
         """Outputs that do not stand in ``--output`` as they are here."""
@@ -457,15 +469,24 @@ class OutputTree:
     # --- what stands in --output ---
 
     def _stand(self, output: Output, place: Place, version: int, meta: int) -> None:
-        old = output.standing
-        if old is not None and self.standing.get(old.place) == output.inode:
-            del self.standing[old.place]
+        self._stand_nowhere(output)
         buried = self.outputs.get(self.standing.get(place, 0))
-        if buried is not None and buried is not output:
-            buried.standing = None  # it was replaced
+        if buried is not None:
+            self._stand_nowhere(buried)  # it was replaced
             self._drop_unseen(buried)
         self.standing[place] = output.inode
+        self._standing_in.setdefault(place.parent, set()).add(output.inode)
         output.standing = Standing(place, version, meta)
+
+    def _stand_nowhere(self, output: Output) -> None:
+        if output.standing is None:
+            return
+        place = output.standing.place
+        del self.standing[place]
+        self._standing_in[place.parent].discard(output.inode)
+        if not self._standing_in[place.parent]:
+            del self._standing_in[place.parent]
+        output.standing = None
 
     def _set_ready(self, inode: int, version: int, file: str) -> Effect:
         output = self.get(inode)
@@ -505,9 +526,8 @@ class OutputTree:
     def _unsaved(self, inode: int) -> Effect:
         """It does not stand in ``--output`` any more."""
         output = self.get(inode)
-        if output.standing is not None and self.standing.get(output.standing.place) == inode:
-            del self.standing[output.standing.place]
-        output.standing = output.going = None
+        self._stand_nowhere(output)
+        output.going = None
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
 
@@ -524,6 +544,8 @@ class OutputTree:
         for place, inode in self.standing.items():
             standing = self.outputs[inode].standing
             assert standing is not None and standing.place == place
+            assert inode in self._standing_in[place.parent]
+        assert len(self.standing) == sum(map(len, self._standing_in.values()))
         assert len(self.standing) == sum(output.standing is not None for output in self.outputs.values())
 
 

@@ -22,6 +22,7 @@ import trio
 
 from fanstore.core.outputtree import (
     FIRST_OUTPUT,
+    PARKED,
     Going,
     Operation,
     Output,
@@ -30,7 +31,7 @@ from fanstore.core.outputtree import (
     RefusedError,
     Standing,
 )
-from fanstore.core.shelf import Shelf
+from fanstore.core.shelf import PARKED_ENDING, Shelf
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Placer:
 
     Attributes:
         placed_files, placed_bytes: copies that have got their names.
-        _moving: outputs that wait until what stands at their place has gone; two that wait for each other are a circle.
+        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle.
     """
 
     def __init__(self, tree: OutputTree, shelf: Shelf, rank: int, decide: Decide) -> None:
@@ -58,7 +59,7 @@ class Placer:
         self._shelf = shelf
         self._rank = rank
         self._decide = decide
-        self._moving: set[int] = set()
+        self._active: set[int] = set()
 
     # --- what stands ---
 
@@ -85,8 +86,14 @@ class Placer:
             return False
         if any(self._must_precede(parent, output) for parent in self._above(output.place.parent)):
             return False
-        occupant = self._occupant(output.place, output)
-        return occupant is None or (occupant.place is None and not occupant.is_directory and not _must_move(occupant))
+        return not self._is_in_the_way(output, output.place)
+
+    def _is_in_the_way(self, output: Output, place: Place) -> bool:
+        """Does something stand at a place that must go before the output comes? A file that was removed is replaced."""
+        occupant = self._occupant(place, output)
+        if occupant is None:
+            return False
+        return occupant.place is not None or occupant.is_directory or output.is_directory or self._must_move(occupant)
 
     async def publish(self, inodes: Sequence[int]) -> tuple[list[int], dict[int, OSError]]:
         """Give those copies their names that can have them at once, with few syncs: which have them, which failed."""
@@ -139,6 +146,15 @@ class Placer:
 
     async def place(self, inode: int) -> None:
         """One step, or several, for one output."""
+        if inode in self._active:
+            return  # a circle: who needs it must do without
+        self._active.add(inode)
+        try:
+            await self._place(inode)
+        finally:
+            self._active.discard(inode)
+
+    async def _place(self, inode: int) -> None:
         await self.find_out(inode)
         output = self._tree.outputs.get(inode)
         if output is None or output.is_saved():
@@ -151,8 +167,8 @@ class Placer:
         place = output.place
         await self._place_parents(output, place.parent)
         await self._make_room(output, place)
-        if output.place != place or output.going is not None:
-            raise RefusedError(errno.EAGAIN)
+        if output.place != place or output.going is not None or self._is_in_the_way(output, place):
+            raise RefusedError(errno.EAGAIN)  # changed meanwhile
         await self._step(output, place, self._tree.standing_path(place))
 
     async def _step(self, output: Output, place: Place, path: bytes) -> None:
@@ -183,9 +199,10 @@ class Placer:
             await self._announce([(output, wanted, "")])
             await in_thread(shelf.make_parents, path)
             if output.is_directory:
-                await in_thread(shelf.make_directory, path, output.mode)
+                await in_thread(shelf.make_directory, path, *attributes)
             else:
-                await in_thread(shelf.make_symlink, output.target, path, f"{self._rank}-{output.inode:x}-link")
+                copy = f"{self._rank}-{output.inode:x}-link"
+                await in_thread(shelf.make_symlink, output.target, path, output.mtime_ns, copy)
         else:
             return  # its new content is being copied; what stands stays until then
         await self._note(output, wanted)
@@ -272,45 +289,36 @@ class Placer:
         for parent in reversed(self._above(directory)):
             if self._must_precede(parent, output):
                 await self.place(parent.inode)
+            if parent.standing is None or parent.going is not None:
+                raise RefusedError(errno.EAGAIN)
 
     async def _place_content(self, directory: Output) -> None:
         """What was changed in a directory before it got its name."""
-        inside = [
-            output
-            for place, inode in list(self._tree.standing.items())
-            if self._is_in(place.parent, directory.inode)
-            and (output := self._tree.outputs[inode]).moved < directory.moved
-            and not output.is_saved()
-        ]
+        inside: list[Output] = []
+        pending = [directory.inode]
+        while pending:
+            for output in map(self._tree.outputs.__getitem__, self._tree.standing_in(pending.pop())):
+                if output.is_directory:
+                    pending.append(output.inode)
+                if output.moved < directory.moved and not output.is_saved():
+                    inside.append(output)
         for output in sorted(inside, key=lambda output: output.moved):
             await self.place(output.inode)
             if output.place is not None and output.standing is not None and output.standing.place != output.place:
                 await self._send_ahead(output, output.place)
 
-    def _is_in(self, inode: int, directory: int) -> bool:
-        """Does something stand below a directory?"""
-        while inode >= FIRST_OUTPUT and inode != directory:
-            standing = self._tree.outputs[inode].standing
-            inode = 0 if standing is None else standing.place.parent
-        return inode == directory
-
     async def _make_room(self, output: Output, place: Place) -> None:
         """What stands at the place and belongs elsewhere goes there; what was removed and is in the way goes."""
         occupant = self._occupant(place, output)
-        if occupant is not None and occupant.place is not None:
-            if occupant.inode in self._moving:
-                await self._park(occupant, self._tree.standing_path(place))
-                return
-            self._moving.add(output.inode)
-            try:
-                await self.place(occupant.inode)
-                if self._occupant(place, output) is occupant and occupant.place is not None:
-                    await self._send_ahead(occupant, occupant.place)
-            finally:
-                self._moving.discard(output.inode)
-            occupant = self._occupant(place, output)
-        if occupant is not None and (occupant.is_directory or output.is_directory or _must_move(occupant)):
-            await self._bury(occupant)
+        if occupant is None or not self._is_in_the_way(output, place):
+            return
+        assert occupant.standing is not None
+        if occupant.inode in self._active:
+            await self._park(occupant, occupant.standing)
+            return
+        await self.place(occupant.inode)
+        if self._occupant(place, output) is occupant and occupant.place is not None:
+            await self._send_ahead(occupant, occupant.place)
 
     async def _send_ahead(self, output: Output, place: Place) -> None:
         """An output is in the way, and its content of now is still being copied: what stands of it moves, if it can."""
@@ -319,29 +327,28 @@ class Placer:
             raise RefusedError(errno.EAGAIN)
         await self._move(output, standing, place, self._tree.standing_path(place))
 
-    async def _park(self, output: Output, path: bytes) -> None:
-        """Two outputs stand at each other's place: one of them becomes a copy that awaits its name."""
-        assert output.standing is not None
-        if output.ready is None or not await in_thread(self._shelf.has_copy, output.ready[1]):
-            version, name = output.standing.version, f"{self._rank}-{output.inode:x}-parked"
-            await self._decide(("ready", output.inode, version, name))
-            await in_thread(self._shelf.park, path, name)
-        await self._decide(("unsaved", output.inode))
+    async def _park(self, output: Output, standing: Standing) -> None:
+        """Two outputs stand at each other's place: one of them goes out of the way for a moment."""
+        place = Place(PARKED, os.fsencode(f"{self._rank}-{output.inode:x}{PARKED_ENDING}"))
+        await self._move(output, standing, place, self._tree.standing_path(place))
 
     async def _bury(self, output: Output) -> None:
         """An output without a name goes from ``--output``, unless a successor is about to take its place there."""
         standing = output.standing
         if standing is None:
             return
-        if _must_move(output) and await self._move_to_last(output, standing):
+        if self._must_move(output):
+            assert output.last is not None
+            await self._move(output, standing, output.last, self._tree.standing_path(output.last))
             return
         heir = self._tree.lookup(*standing.place)
         if heir is not None and not heir.is_saved() and not heir.is_directory and not output.is_directory:
             return  # its coming buries this one
         if output.is_directory:
-            for place, inode in list(self._tree.standing.items()):
-                if place.parent == output.inode:
-                    await self.place(inode)
+            for inode in self._tree.standing_in(output.inode):
+                await self.place(inode)
+            if self._tree.standing_in(output.inode):
+                raise RefusedError(errno.EAGAIN)  # the new content of something in it is being copied
         path = self._tree.standing_path(standing.place)
         try:
             await in_thread(self._shelf.remove, path, output.is_directory)
@@ -351,26 +358,20 @@ class Placer:
             log.warning("%s was removed, but something else is in it in %s", os.fsdecode(path), self._shelf.directory)
         await self._decide(("unsaved", output.inode))
 
-    async def _move_to_last(self, output: Output, standing: Standing) -> bool:
+    def _must_move(self, output: Output) -> bool:
         """Another output took its name before it stood there: it must, as long as that one does not."""
-        place = output.last
-        assert place is not None
+        standing, place = output.standing, output.last
+        if output.place is not None or standing is None or place is None or standing.place == place:
+            return False
         heir, occupant = self._tree.lookup(*place), self._occupant(place, output)
-        if heir is None or heir.is_directory or self.stands(heir.inode):
+        if output.is_directory or heir is None or heir.is_directory or self.stands(heir.inode):
             return False
         if occupant is not None and (occupant.place is not None or occupant.is_directory):
             return False
-        if any(self._must_precede(parent, output) for parent in self._above(place.parent)):
-            return False
-        await self._move(output, standing, place, self._tree.standing_path(place))
-        return True
-
-
-def _must_move(output: Output) -> bool:
-    """Is it replaced by another output, and stands under a name that it had before?"""
-    if output.place is not None or output.last is None or output.standing is None or output.is_directory:
-        return False
-    return output.standing.place != output.last
+        try:
+            return not any(self._must_precede(parent, output) for parent in self._above(place.parent))
+        except RefusedError:
+            return False  # in a directory that was removed
 
 
 def _is_ready(output: Output) -> bool:

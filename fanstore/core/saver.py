@@ -163,6 +163,18 @@ class Saver:
     def _has_content(self, output: Output) -> bool:
         return not output.is_file or output.version > 0
 
+    async def set_times(self) -> None:
+        """Give directories in ``--output`` the times that they have here: each name that came there changed them."""
+        directories = [
+            (self._tree.standing_path(output.standing.place), output.mtime_ns)
+            for output in self._tree.outputs.values()
+            if output.is_directory and output.place is not None and output.standing is not None
+        ]
+        try:
+            await in_thread(self._shelf.set_times, directories)
+        except OSError as error:
+            log.warning("directories in %s keep the times of their saving: %s", self._shelf.directory, error)
+
     async def wait_progress(self) -> None:
         """Until something was done."""
         await self._progress.wait()
@@ -217,7 +229,7 @@ class Saver:
         try:
             await in_thread(self._shelf.copy_in, source, size, name, limiter=self._copiers)
         except ShorterError:
-            return self._stamps.get(output.inode, (None, 0.0))[0] != stamp
+            return await self._shortened(output, stamp)
         if stamp is not None and not self._objects.is_as(output.inode, stamp):
             await in_thread(self._shelf.discard, name)
             return self._stamps.get(output.inode, (None, 0.0))[0] != stamp
@@ -227,6 +239,17 @@ class Saver:
             log.debug("a copy is not wanted any more: %s", error)  # it was removed meanwhile
             await in_thread(self._shelf.discard, name)
             await trio.sleep(RETRY_S)
+        return True
+
+    async def _shortened(self, output: Output, stamp: Stamp | None) -> bool:
+        """A file was cut while it was copied: its closing will tell, unless somebody waits for it (fsync)."""
+        content = self._objects.find(output.inode)
+        if stamp is not None or content is None:
+            return self._stamps.get(output.inode, (None, 0.0))[0] != stamp
+        try:
+            await self._decide(("commit", output.inode, content.size, content.mtime_ns, self._rank))
+        except RefusedError:
+            return False  # removed meanwhile
         return True
 
     def _name(self, output: Output) -> str:

@@ -15,16 +15,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fanstore.errors import FanstoreError
+from fanstore.core.outputtree import PARKED_PATH
 
 #: Directories with temporary copies, in the directory of the outputs, begin like this; nothing that does is an output.
 COPIES_PREFIX = ".fanstore-"
 
+#: Names in them of what stands there for a moment end like this.
+PARKED_ENDING = "-parked"
+
 _COPY_BYTES = 8 << 20
 
 
-class ShorterError(FanstoreError):
-    """A file became shorter while it was copied: somebody writes it anew."""
+class ShorterError(OSError):
+    """The file became shorter while it was copied; there is no copy."""
 
 
 class Found(NamedTuple):
@@ -76,11 +79,14 @@ class Shelf:
         self._copies.mkdir(mode=0o700, exist_ok=True)
 
     def close(self) -> None:
-        """Remove what is temporary and was made on this node; the last one removes the directory, too."""
+        """Remove what is temporary and was made on this node; the last one removes the directory, too.
+
+        What is parked is not temporary.
+        """
         try:
             with os.scandir(self._copies) as entries:
                 for entry in entries:
-                    if entry.name.startswith(f"{self._rank}-"):
+                    if entry.name.startswith(f"{self._rank}-") and not entry.name.endswith(PARKED_ENDING):
                         os.unlink(entry.path)
             self._copies.rmdir()
         except FileNotFoundError:
@@ -90,6 +96,9 @@ class Shelf:
                 raise
 
     def path(self, relative: bytes) -> bytes:
+        """Where something stands; what is parked lies among the copies."""
+        if relative.startswith(PARKED_PATH + b"/"):
+            return os.path.join(os.fsencode(self._copies), relative[len(PARKED_PATH) + 1 :])
         return os.path.join(os.fsencode(self.directory), relative)
 
     # --- copies ---
@@ -136,12 +145,6 @@ class Shelf:
         _set_attributes(copy, mode, mtime_ns, xattrs)
         os.rename(copy, self.path(relative))
 
-    def park(self, relative: bytes, name: str) -> None:
-        """What stands here becomes a copy that awaits its name."""
-        self._reopen()
-        os.rename(self.path(relative), self._copies / name)
-        _sync_directory(os.path.dirname(self.path(relative)))
-
     def sync(self, relatives: Iterable[bytes]) -> None:
         """Make the names durable."""
         for parent in {os.path.dirname(self.path(relative)) for relative in relatives}:
@@ -149,31 +152,40 @@ class Shelf:
 
     # --- names ---
 
-    def make_directory(self, relative: bytes, mode: int) -> None:
-        """A directory, which may be there already."""
+    def make_directory(self, relative: bytes, mode: int, mtime_ns: int, xattrs: Mapping[bytes, bytes]) -> None:
+        """A directory, which may be there already. Its time holds until something is put there (``set_times``)."""
         path = self.path(relative)
         try:
             os.mkdir(path)
         except FileExistsError:
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise
-        os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)  # we must be able to put something there
+        _set_attributes(path, mode, mtime_ns, xattrs)
         _sync_directory(os.path.dirname(path))
+
+    def set_times(self, directories: Iterable[tuple[bytes, int]]) -> None:
+        """The times that directories are to have in the end; one that is gone is passed over."""
+        for relative, mtime_ns in directories:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.path(relative), ns=(mtime_ns, mtime_ns))
 
     def make_parents(self, relative: bytes) -> None:
         """The directories of the dataset in which an output lies need not be there."""
         self._check()
         parent = os.path.dirname(relative)
-        if parent:
+        if parent == PARKED_PATH:
+            self._reopen()
+        elif parent:
             os.makedirs(self.path(parent), exist_ok=True)
 
-    def make_symlink(self, target: bytes, relative: bytes, name: str) -> None:
+    def make_symlink(self, target: bytes, relative: bytes, mtime_ns: int, name: str) -> None:
         """A symbolic link, in place of whatever has its name."""
         copy = os.fsencode(self._copies / name)
         self._reopen()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(copy)
         os.symlink(target, copy)
+        os.utime(copy, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
         os.rename(copy, self.path(relative))
         _sync_directory(os.path.dirname(self.path(relative)))
 
@@ -249,7 +261,7 @@ def _copy(source: int, target: int, size: int) -> None:
     while done < size:
         count = os.sendfile(target, source, done, min(_COPY_BYTES, size - done))
         if count == 0:
-            raise ShorterError
+            raise ShorterError(errno.ESTALE, "the file became shorter while it was copied")
         done += count
 
 
@@ -276,6 +288,7 @@ def _set_attributes(path: bytes, mode: int, mtime_ns: int, xattrs: Mapping[bytes
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOSPC, errno.E2BIG):
                 raise
+    # We must be able to put something into a directory.
     os.chmod(path, stat.S_IMODE(mode) | (stat.S_IRWXU if stat.S_ISDIR(mode) else 0))
     os.utime(path, ns=(mtime_ns, mtime_ns))
 

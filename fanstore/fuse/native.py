@@ -23,7 +23,7 @@ import trio
 
 from fanstore import _native
 from fanstore.core.control import CONTROL_NAME
-from fanstore.core.namespace import Namespace
+from fanstore.core.namespace import Attributes, Namespace
 from fanstore.core.reader import Reader, Verify
 from fanstore.core.statistics import EngineCounters, Source, Statistics
 from fanstore.core.store import PartitionFile, PartitionStore
@@ -182,6 +182,15 @@ class NativeEngine:
     def mix(self, entry: int) -> None:
         """This directory of the dataset has outputs in it: from now on Python answers for it."""
         self._engine.mix(entry)
+
+    def set_directory(self, attributes: Attributes, valid_s: int) -> None:
+        """What stat says of a directory that is an output or holds some, until it is said anew."""
+        a = attributes
+        self._engine.describe(a.inode, a.mode, a.nlink, a.size, a.blocks, a.mtime_ns, a.uid, a.gid, valid_s)
+
+    def drop_directory(self, inode: int) -> None:
+        """The directory has no name any more."""
+        self._engine.undescribe(inode)
 
     def drop(self, inode: int) -> None:
         """The file of this output has no name any more, or is another one: to be called after that, not before."""

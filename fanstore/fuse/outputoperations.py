@@ -18,7 +18,7 @@ import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, SetattrFields, StatvfsData
 
 from fanstore.core.control import ControlDirectory
-from fanstore.core.namespace import BLOCK_BYTES, Namespace
+from fanstore.core.namespace import BLOCK_BYTES, Attributes, Namespace
 from fanstore.core.outputs import Outputs
 from fanstore.core.outputtree import FIRST_OUTPUT, Output, Place
 from fanstore.core.reader import Reader
@@ -35,7 +35,11 @@ _SPECIAL = errno.EPERM
 
 
 class OutputOperations(FanstoreOperations):
-    """The request handlers of a mount that can be written to."""
+    """The request handlers of a mount that can be written to.
+
+    Attributes:
+        _opens: how often each output is open, as far as we are told: the native engine opens by itself.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class OutputOperations(FanstoreOperations):
         super().__init__(namespace, reader, control, statistics)
         self._outputs = outputs
         self._cache_s = CACHE_S if outputs.alone else _SHARED_CACHE_S
+        self._opens: dict[int, int] = {}
 
     def _output_entry(self, inode: int) -> EntryAttributes:
         """Attributes of an output, or of a directory of the dataset that holds some."""
@@ -132,6 +137,10 @@ class OutputOperations(FanstoreOperations):
             raise FUSEError(errno.EPERM)
         if fields.update_size:
             await self._outputs.resize(inode, attr.st_size)
+            if fh is None and attr.st_size > 0:
+                # truncate(2): nobody has opened it, so nobody will close it. To nothing it may be open(O_TRUNC), which
+                # looks the same: that is the beginning of a content, and not to be made known.
+                await self._outputs.close(inode)
         mode = attr.st_mode if fields.update_mode else None
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
         if mode is not None or mtime_ns is not None:
@@ -269,6 +278,7 @@ class OutputOperations(FanstoreOperations):
         inode = await self._outputs.create(parent_inode, name, mode & ~ctx.umask, bool(flags & os.O_EXCL))
         if flags & os.O_TRUNC and self._outputs.attributes(inode).size > 0:
             await self._outputs.resize(inode, 0)
+        self._opens[inode] = self._opens.get(inode, 0) + 1
         return FileInfo(fh=inode, keep_cache=True), self._known_output(inode)
 
     @handler
@@ -277,6 +287,7 @@ class OutputOperations(FanstoreOperations):
             return await self.open_dataset(inode, flags)
         if flags & os.O_TRUNC:
             await self._outputs.resize(inode, 0)
+        self._opens[inode] = self._opens.get(inode, 0) + 1
         return FileInfo(fh=inode, keep_cache=self._outputs.alone)
 
     @handler
@@ -307,7 +318,13 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def release(self, fh: int) -> None:
-        if not self._outputs.is_output(fh):
+        if self._outputs.is_output(fh):
+            # The kernel tells of it some time after the close: somebody else may be writing by now.
+            self._opens[fh] = self._opens.get(fh, 0) - 1
+            if self._opens[fh] <= 0:
+                del self._opens[fh]
+                self._outputs.released(fh)
+        else:
             self.release_dataset(fh)
 
 
@@ -317,14 +334,17 @@ class NamesCache(Protocol):
     def add_name(self, parent: int, name: bytes) -> None: ...
     def remove_name(self, parent: int, name: bytes) -> None: ...
     def mix(self, entry: int) -> None: ...
+    def set_directory(self, attributes: Attributes, valid_s: int) -> None: ...
+    def drop_directory(self, inode: int) -> None: ...
     def drop(self, inode: int) -> None: ...
 
 
 class KernelNames:
     """Tells the kernel of this node, and the native engine, what has changed."""
 
-    def __init__(self, engine: NamesCache | None) -> None:
+    def __init__(self, engine: NamesCache | None, alone: bool) -> None:
         self._engine = engine
+        self._cache_s = CACHE_S if alone else _SHARED_CACHE_S
 
     def appeared(self, place: Place, output: Output) -> None:
         if self._engine is not None:
@@ -336,15 +356,23 @@ class KernelNames:
         if self._engine is not None:
             self._engine.remove_name(place.parent, place.name)
 
+    def changed(self, directory: Attributes) -> None:
+        if self._engine is not None:
+            self._engine.set_directory(directory, int(CACHE_S if directory.inode < FIRST_OUTPUT else self._cache_s))
+
+    def removed(self, inode: int) -> None:
+        if self._engine is not None:
+            self._engine.drop_directory(inode)
+
     def dropped(self, inode: int) -> None:
         if self._engine is not None:
             self._engine.drop(inode)
 
-    async def settle(self, directories: set[int]) -> None:
-        """The kernel drops what it has cached of listings. In a thread: it waits for pages that are being filled."""
-        for directory in directories:
+    async def settle(self, inodes: set[int]) -> None:
+        """The kernel drops what it has cached. In a thread: it waits for pages that are being filled."""
+        for inode in inodes:
             try:
-                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, pyfuse3.InodeT(directory))
+                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, pyfuse3.InodeT(inode))
             except OSError as error:
-                if error.errno != errno.ENOENT:  # it does not know the directory: so much the better
-                    log.debug("the kernel keeps its listing of %d: %s", directory, error)
+                if error.errno != errno.ENOENT:  # it does not know it: so much the better
+                    log.debug("the kernel keeps what it has of %d: %s", inode, error)

@@ -6,11 +6,9 @@ up or after it was taken down runs in worker threads, so that a signal is heard 
 """
 
 import contextlib
-import enum
 import functools
 import logging
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,14 +17,12 @@ from typing import Any, Never
 import pyfuse3
 import trio
 
-from fanstore import __version__
 from fanstore.core.capacity import Disk, divide, survey
 from fanstore.core.control import CONTROL_NAME
 from fanstore.core.job import Job, NodeState
 from fanstore.core.joblock import JobDirectory
 from fanstore.core.node import CONFIG_FILE, Node, NodeSettings
 from fanstore.core.placement import Placement, place
-from fanstore.core.reader import Verify
 from fanstore.core.recovery import salvage
 from fanstore.core.statistics import Statistics
 from fanstore.errors import FanstoreError, MountError
@@ -39,11 +35,11 @@ from fanstore.fuse.mounttable import Mount
 from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import FanstoreOperations, ReadOnlyOperations
 from fanstore.fuse.outputoperations import KernelNames, OutputOperations
-from fanstore.fuse.processes import start_ticks
+from fanstore.fuse.settings import EngineChoice, MountSettings, describe
 from fanstore.fuse.sharedmemory import SharedMemory
 from fanstore.fuse.signals import Signals, ending_signals, log_one, stopped_by
 from fanstore.fuse.startwatch import StartWatch
-from fanstore.fuse.writing import OutputLife, Writing
+from fanstore.fuse.writing import OutputLife
 from fanstore.transport.ranks import launched_size
 from fanstore.units import format_bytes
 
@@ -72,34 +68,6 @@ MAX_TASKS = 128
 #: With the native engine, which has a cache of its own: what Python keeps of chunks from other nodes, so that reads of
 #: one file that arrive together fetch it once.
 PYTHON_CACHE_BYTES = 64 << 20
-
-
-class EngineChoice(enum.StrEnum):
-    """Which engine is to answer the kernel."""
-
-    AUTO = "auto"  #: native if it can run here, else python
-    NATIVE = "native"  #: C threads in front of pyfuse3; an error if they cannot run
-    PYTHON = "python"  #: pyfuse3 alone
-
-
-@dataclass(frozen=True)
-class MountSettings:
-    """What the user asked for; paths are absolute."""
-
-    prepared: Path
-    mountpoint: Path
-    local: Path | None  #: directory for staged partitions; None reads them where they are
-    capacity_bytes: int | None  #: how much of its disk a node may use; None for all that is free
-    replicas: int  #: copies of each partition, on different nodes
-    stage_first: bool  #: mount only when everything is staged
-    peer_timeout_s: float  #: how long another node may take to answer a read
-    cache_bytes: int
-    verify: Verify
-    allow_other: bool
-    engine: EngineChoice
-    writing: Writing | None  #: outputs; None if nothing can be written
-    command: tuple[str, ...]  #: run while mounted; empty waits for a signal or an unmount
-    log_file: Path | None  #: for config.json: where the log is
 
 
 @dataclass(frozen=True)
@@ -258,7 +226,9 @@ class _Session:
         if settings.local is None or self._directory is None:
             return _Claim(point, None, None)
         try:
-            return _Claim(point, survey(self._directory.path, settings.capacity_bytes), None)
+            return _Claim(
+                point, survey(self._directory.path, settings.capacity_bytes, outputs=self._life is not None), None
+            )
         except OSError as error:
             raise MountError(f"cannot use {settings.local}: {error.strerror}") from error
 
@@ -273,14 +243,15 @@ class _Session:
 
     def _build(self, prepared: PreparedDataset, point: MountPoint, job: Job, placement: Placement) -> Node:
         settings = replace(self._settings, prepared=prepared.path, mountpoint=point.path)
-        config = _describe(settings, prepared, job)
+        directory = None if self._directory is None else self._directory.path
+        config = describe(settings, prepared, job, directory)
         native = settings.engine is not EngineChoice.PYTHON
         cache_bytes = min(settings.cache_bytes // 4, PYTHON_CACHE_BYTES) if native else settings.cache_bytes
         node = Node(
             prepared,
             job,
             placement,
-            self._directory.path if self._directory is not None and settings.local is not None else None,
+            directory if settings.local is not None else None,
             NodeSettings(cache_bytes, settings.verify, settings.peer_timeout_s),
             self._statistics,
             lambda: config | {"engine": "python" if self._engine is None else "native"},
@@ -337,7 +308,7 @@ class _Session:
         operations: FanstoreOperations = ReadOnlyOperations(*parts)
         if outputs is not None:
             operations = OutputOperations(*parts, outputs)
-            outputs.use_kernel(KernelNames(self._engine))
+            outputs.use_kernel(KernelNames(self._engine, outputs.alone))
         options = MountOptions(source, allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
@@ -346,7 +317,7 @@ class _Session:
                 self._stop_engine()
                 self._without_engine(error)
                 if outputs is not None:
-                    outputs.use_kernel(KernelNames(None))
+                    outputs.use_kernel(KernelNames(None, outputs.alone))
         return mount_kernel(operations, point, options)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:
@@ -551,31 +522,6 @@ class _Session:
         sources = self._statistics.totals().sources.items()
         served = ", ".join(f"{format_bytes(counters.bytes)} from {source}" for source, counters in sources)
         log.info("unmounted %s; served %s", self._settings.mountpoint, served)
-
-
-def _describe(settings: MountSettings, prepared: PreparedDataset, job: Job) -> dict[str, object]:
-    """What config.json says."""
-    return {
-        "fanstore": __version__,
-        "prepared": str(settings.prepared),
-        "mountpoint": str(settings.mountpoint),
-        "codec": prepared.manifest.codec,
-        "partitions": len(prepared.manifest.partitions),
-        "totals": asdict(prepared.manifest.totals),
-        "rank": job.rank,
-        "size": job.size,
-        "replicas": settings.replicas,
-        "local": None if settings.local is None else str(settings.local),
-        "cache_bytes": settings.cache_bytes,
-        "verify": str(settings.verify),
-        "allow_other": settings.allow_other,
-        "output": None if settings.writing is None else str(settings.writing.output or "scratch"),
-        "log": None if settings.log_file is None else str(settings.log_file),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        # With the process number this names one process for ever; the number alone is used again.
-        "start_ticks": start_ticks(os.getpid()),
-    }
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:

@@ -176,6 +176,8 @@ class OutputLife:
                     progress.add(max(0, done_bytes - progress.done_bytes), max(0, done_files - progress.done_files))
                 elif time.monotonic() - moved_s > STUCK_LIMIT_S:
                     return
+        if outputs.decides():
+            await outputs.saver.set_times()
 
     def end(self, job: Job) -> bool:
         """Say what could not be saved; whether everything could."""

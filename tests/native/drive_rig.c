@@ -58,6 +58,31 @@ static void *pyfuse3_main(void *argument) {
     return NULL;
 }
 
+/* An output that is not here: empty. */
+static void answer_output(struct rig *rig, const struct fsx_crossing *c) {
+    char name[20];
+    switch (c->kind) {
+    case FSX_CROSS_CLOSED:
+        check(c->token == 0, "a close that wants an answer");
+        atomic_fetch_add(&rig->closed, 1);
+        return;
+    case FSX_CROSS_MAKE_LOCAL:
+        snprintf(name, sizeof name, "%" PRIx64, c->number);
+        const int fd = openat(rig->folder, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        check_call(fd >= 0, name);
+        close(fd);
+        atomic_fetch_add(&rig->made_local, 1);
+        fsx_engine_enter(rig->engine);
+        fsx_engine_resume(rig->engine, c->token);
+        fsx_engine_resume(rig->engine, c->token); /* an old token means nothing */
+        fsx_engine_leave(rig->engine);
+        return;
+    default:
+        check(c->kind == FSX_CROSS_OUTPUT_READ, "an unknown crossing");
+        fsx_engine_answer(rig->engine, c->token, NULL, 0, 0);
+    }
+}
+
 /* The reader: knows all bytes. Looks at the counters meanwhile, as fanstore-stat does. */
 static void *crossing_main(void *argument) {
     struct rig *rig = argument;
@@ -75,7 +100,11 @@ static void *crossing_main(void *argument) {
         for (size_t found; !atomic_load(&rig->idle) && (found = fsx_engine_take(rig->engine, taken, 7)) > 0;)
             for (size_t i = 0; i < found; i++) {
                 const struct fsx_crossing *c = &taken[i];
-                check(c->kind == FSX_CROSS_READ && c->number < world.index.entries && world.truth[c->number] != NULL &&
+                if (c->kind != FSX_CROSS_READ) {
+                    answer_output(rig, c);
+                    continue;
+                }
+                check(c->number < world.index.entries && world.truth[c->number] != NULL &&
                           c->offset + c->length <= world.index.size[c->number],
                       "a crossing outside its file");
                 if (rig->delay_us > 0)
@@ -103,8 +132,15 @@ static void use_files(struct rig *rig, enum files files) {
 
 void rig_start(struct rig *rig, int device, uint32_t workers, enum files files, enum fsx_verify verify,
                uint64_t cache_bytes, uint32_t delay_us) {
+    rig_start_with(rig, NULL, -1, device, workers, files, verify, cache_bytes, delay_us);
+}
+
+void rig_start_with(struct rig *rig, struct fsx_outputs *outputs, int folder, int device, uint32_t workers,
+                    enum files files, enum fsx_verify verify, uint64_t cache_bytes, uint32_t delay_us) {
     int link[2], socket[2];
     memset(rig, 0, sizeof *rig);
+    rig->outputs = outputs;
+    rig->folder = folder;
     rig->delay_us = delay_us;
     rig->kernel = -1;
     if (device < 0) {
@@ -123,7 +159,8 @@ void rig_start(struct rig *rig, int device, uint32_t workers, enum files files, 
     check(rig->wake >= 0 && rig->marks != NULL && rig->content != NULL, "no memory");
     use_files(rig, files);
     const struct fsx_engine_settings settings = {
-        .tree = {.index = &world.index, .uid = 1, .gid = 2, .hidden = -1, .blocks = 5, .files = 6},
+        .tree = {.index = &world.index, .uid = 1, .gid = 2, .hidden = -1, .blocks = 5, .files = 6,
+                 .outputs = outputs},
         .content = rig->content, .device = device, .socket = socket[1], .wake = rig->wake, .workers = workers,
         .max_background = 64};
     rig->engine = fsx_engine_start(&settings);

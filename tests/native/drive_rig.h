@@ -15,6 +15,8 @@ enum files { NO_FILES, SHARED_FILES, LOCAL_FILES, DAMAGED_FILES, MIXED_FILES };
 struct rig {
     struct fsx_content *content;
     struct fsx_engine *engine;
+    struct fsx_outputs *outputs; /* the caller's; NULL for none */
+    int folder;                  /* of their content */
     uint8_t *marks;
     int kernel; /* our end of the device; -1 if it is a real one */
     int python; /* pyfuse3's end of the socket */
@@ -24,12 +26,16 @@ struct rig {
     atomic_bool idle;   /* crossings are not taken */
     atomic_bool ending; /* both threads end */
     uint32_t delay_us;  /* of each crossing */
-    _Atomic(uint64_t) crossings, forwarded;
+    _Atomic(uint64_t) crossings, forwarded, made_local, closed;
 };
 
 /* Start everything. `device` is a real one, which the engine duplicates, or -1. */
 void rig_start(struct rig *rig, int device, uint32_t workers, enum files files, enum fsx_verify verify,
                uint64_t cache_bytes, uint32_t delay_us);
+
+/* The same, with outputs: one that is not in the folder is empty, and made there when it is written. */
+void rig_start_with(struct rig *rig, struct fsx_outputs *outputs, int folder, int device, uint32_t workers,
+                    enum files files, enum fsx_verify verify, uint64_t cache_bytes, uint32_t delay_us);
 
 /* Stop the engine, which must work within two seconds, and free everything. */
 void rig_stop(struct rig *rig);

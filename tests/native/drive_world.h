@@ -63,6 +63,7 @@ char *path_of(const char *root, uint32_t entry);
 void drive_cache(uint32_t rounds);
 void drive_content(uint32_t rounds);
 void drive_socket(uint32_t rounds);
+void drive_outputs(uint32_t rounds, const char *where);
 void drive_mount(double seconds, const char *point);
 void drive_hang(const char *point);
 int drive_reader(double seconds, uint64_t seed, const char *point);

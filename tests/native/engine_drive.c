@@ -1,12 +1,12 @@
 /* engine_drive.c: drives the native engine with real partitions; built with sanitizers by test_native_engine.py.
  *
- *   engine_drive cache|content|socket ROUNDS INDEX SOURCE FOLDER PART...
+ *   engine_drive cache|content|socket|outputs ROUNDS INDEX SOURCE FOLDER PART...
  *   engine_drive mount SECONDS INDEX SOURCE FOLDER PART...       as root: FOLDER/mount is the mount point
  *   engine_drive hang 0 INDEX SOURCE FOLDER PART...               likewise
  *   engine_drive reader SECONDS:SEED INDEX SOURCE FOLDER         started by the one above: reads the mount
  *
  * SOURCE is the tree that was prepared: all bytes that are read are compared with it. FOLDER takes damaged copies of the
- * partitions. Anything odd ends the program with a message and a code that is not zero; so does an alarm.
+ * partitions, and the content of outputs. Anything odd ends the program with a message and a code that is not zero; so does an alarm.
  */
 #include "drive_world.h"
 
@@ -142,6 +142,8 @@ int main(int argc, char **argv) {
         drive_content((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "socket") == 0)
         drive_socket((uint32_t)strtoul(argv[2], NULL, 10));
+    else if (strcmp(mode, "outputs") == 0)
+        drive_outputs((uint32_t)strtoul(argv[2], NULL, 10), folder);
     else if (strcmp(mode, "mount") == 0)
         drive_mount(strtod(argv[2], NULL), point);
     else if (strcmp(mode, "hang") == 0)

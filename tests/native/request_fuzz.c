@@ -6,8 +6,9 @@
  * ROUNDS messages per index: of all opcodes, most of them well formed with odd numbers in them, others cut short, with a
  * wrong length, without the NUL of a name, or with bytes changed at random. Message and answer lie in blocks of memory of
  * exactly their size, so that the address sanitizer sees any access outside. Each answer is compared with what the index
- * says. Prints "replies R silent S reads D forwarded F refused X"; anything odd ends the program with a message and a
- * code that is not zero.
+ * says. Half of the messages come to a tree with outputs: some names, and directories that are mixed. Prints "replies R
+ * silent S reads D outputs O closed C forwarded F refused X"; anything odd ends the program with a message and a code that
+ * is not zero.
  */
 #include "../../native/answers.h"
 
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static uint64_t state;
 
@@ -68,16 +70,24 @@ static uint64_t nasty(uint64_t size) {
 
 static uint64_t some_node(const struct fsx_index *x) {
     const uint64_t odd[] = {0, 1, x->entries, (uint64_t)x->entries + 1, (uint64_t)x->entries + 2, UINT32_MAX,
-                            (uint64_t)UINT32_MAX + 1, (uint64_t)UINT32_MAX + 2, UINT64_MAX, INT64_MAX};
+                            (uint64_t)UINT32_MAX + 1, (uint64_t)UINT32_MAX + 2, UINT64_MAX, INT64_MAX,
+                            FSX_OUTPUT_FIRST - 1, FSX_OUTPUT_END};
+    if (below(4) == 0)
+        return below(2) == 0 ? FSX_OUTPUT_FIRST + below(3) : FSX_OUTPUT_END - 1;
     return below(5) == 0 ? odd[below(LENGTH(odd))] : 1 + below(x->entries);
 }
 
 static uint32_t some_opcode(void) {
     static const uint32_t known[] = {FUSE_LOOKUP, FUSE_FORGET, FUSE_GETATTR, FUSE_READLINK, FUSE_OPEN, FUSE_READ,
                                      FUSE_STATFS, FUSE_RELEASE, FUSE_GETXATTR, FUSE_FLUSH, FUSE_OPENDIR, FUSE_READDIR,
-                                     FUSE_RELEASEDIR, FUSE_ACCESS, FUSE_BATCH_FORGET, FUSE_READDIRPLUS};
+                                     FUSE_RELEASEDIR, FUSE_ACCESS, FUSE_BATCH_FORGET, FUSE_READDIRPLUS, FUSE_WRITE,
+                                     FUSE_FALLOCATE, FUSE_LSEEK, FUSE_FLUSH};
     return below(8) == 0 ? (uint32_t)(below(4) == 0 ? next_random() : below(60)) : known[below(LENGTH(known))];
 }
+
+/* The name of the outputs, in the directories that have one. */
+#define OUTPUT_NAME "an output"
+static bool has_output(uint64_t node) { return node % 3 == 1; }
 
 struct message {
     uint8_t bytes[1 << 16];
@@ -95,7 +105,7 @@ static void put_name(struct message *message, const struct fsx_index *x, uint64_
     size_t bytes = 0;
     const uint32_t entry = (uint32_t)(node - 1);
     const bool directory = node >= 1 && node <= x->entries && S_ISDIR(x->mode[entry]) && x->count[entry] > 0;
-    static const char *const special[] = {"", ".", "..", ".fanstore", ".fanstor", "a/b", "user.fanstore.codec"};
+    static const char *const special[] = {"", ".", "..", ".fanstore", ".fanstor", "a/b", OUTPUT_NAME};
     if (directory && below(4) != 0) {
         const uint32_t child = x->first[entry] + (uint32_t)below(x->count[entry]);
         bytes = (size_t)(x->nameoff[child + 1] - x->nameoff[child]);
@@ -148,6 +158,24 @@ static void put_arguments(struct message *message, const struct fsx_index *x, ui
         put(message, name, strlen(name) + (below(10) != 0));
         return;
     }
+    case FUSE_WRITE: {
+        uint8_t data[300] = {1};
+        const uint32_t bytes = (uint32_t)below(sizeof data);
+        put(message, &(struct fuse_write_in){.offset = nasty(100),
+                                             .size = below(4) == 0 ? (uint32_t)nasty(bytes) : bytes},
+            sizeof(struct fuse_write_in));
+        put(message, data, bytes);
+        return;
+    }
+    case FUSE_FALLOCATE:
+        put(message, &(struct fuse_fallocate_in){.offset = nasty(100), .length = nasty(100), .mode = (uint32_t)nasty(3)},
+            sizeof(struct fuse_fallocate_in));
+        return;
+    case FUSE_LSEEK:
+        put(message, &(struct fuse_lseek_in){.offset = nasty(dataset ? x->size[entry] : 100),
+                                             .whence = (uint32_t)(below(2) == 0 ? SEEK_DATA + below(2) : nasty(5))},
+            sizeof(struct fuse_lseek_in));
+        return;
     case FUSE_OPEN:
     case FUSE_OPENDIR: {
         static const uint32_t flags[] = {O_RDONLY, O_WRONLY, O_RDWR, O_RDONLY | O_TRUNC, UINT32_MAX};
@@ -207,6 +235,10 @@ static void check_attributes(const struct fsx_tree *tree, const struct fuse_attr
     check(attr->mtimensec < 1000000000 && ns == x->mtime[entry] && attr->atime == attr->mtime, "wrong time");
 }
 
+static bool is_mixed(const struct fsx_tree *tree, uint32_t entry) {
+    return tree->outputs != NULL && fsx_outputs_is_mixed(tree->outputs, entry);
+}
+
 static void check_entry(const struct fsx_tree *tree, const struct fuse_entry_out *out, uint32_t entry) {
     check(out->nodeid == (uint64_t)tree->index->inode[entry] + 1, "wrong node");
     check(out->entry_valid == FSX_CACHE_S && out->attr_valid == FSX_CACHE_S, "not to be remembered");
@@ -219,11 +251,18 @@ static void check_lookup(const struct fsx_tree *tree, const struct fsx_request *
     memcpy(&out, reply->data, sizeof out);
     const size_t name_bytes = strnlen((const char *)request->arg, request->arg_bytes);
     check(name_bytes < request->arg_bytes, "a name without end was looked up");
-    const int64_t child = fsx_index_lookup(tree->index, request->nodeid - 1, request->arg, name_bytes);
-    if (child < 0)
-        check(out.nodeid == 0 && out.entry_valid == FSX_CACHE_S, "a name that is not there");
-    else
+    const bool output = tree->outputs != NULL && fsx_is_output(request->nodeid);
+    const int64_t child =
+        output ? -1 : (int64_t)fsx_index_lookup(tree->index, request->nodeid - 1, request->arg, name_bytes);
+    if (child >= 0) {
+        check(!is_mixed(tree, (uint32_t)child), "a directory of Python's");
         check_entry(tree, &out, (uint32_t)child);
+        return;
+    }
+    const bool lasting = tree->outputs == NULL || fsx_outputs_alone(tree->outputs);
+    check(out.nodeid == 0 && out.entry_valid == (lasting ? FSX_CACHE_S : 0), "a name that is not there");
+    check(tree->outputs == NULL || !has_output(request->nodeid) || strcmp((const char *)request->arg, OUTPUT_NAME) != 0,
+          "an output is denied");
 }
 
 /* What a listing must say from a cookie on; false at its end. */
@@ -274,8 +313,8 @@ static void check_listing(const struct fsx_tree *tree, const struct fsx_request 
         if (plus) {
             struct fuse_entry_out out;
             memcpy(&out, reply->data + used, sizeof out);
-            if (cookie < 2)
-                check(out.nodeid == 0, "a look-up of a dot");
+            if (cookie < 2 || is_mixed(tree, entry))
+                check(out.nodeid == 0, "a look-up of a dot, or of a directory of Python's");
             else
                 check_entry(tree, &out, entry);
         }
@@ -310,13 +349,25 @@ static void check_xattr(const struct fsx_tree *tree, const struct fsx_request *r
     }
 }
 
+static void check_seek(const struct fsx_tree *tree, const struct fsx_request *request, const struct fsx_reply *reply) {
+    struct fuse_lseek_in in;
+    struct fuse_lseek_out out;
+    check(reply->bytes == sizeof out && request->arg_bytes >= sizeof in, "wrong length of a seek");
+    memcpy(&in, request->arg, sizeof in);
+    memcpy(&out, reply->data, sizeof out);
+    const uint64_t size = tree->index->size[request->nodeid - 1];
+    check(in.offset < size && out.offset == (in.whence == SEEK_DATA ? in.offset : size), "a hole in the dataset");
+}
+
 static void check_reply(const struct fsx_tree *tree, const struct fsx_request *request, const struct fsx_reply *reply) {
     check(reply->bytes <= reply->room, "an answer longer than its room");
     check(reply->error >= 0 && reply->error < 512, "an error that the kernel does not take");
     const bool dataset = request->nodeid >= 1 && request->nodeid <= tree->index->entries;
     if (reply->error != 0) {
         check(reply->bytes == 0, "an error with data");
-        check(reply->error != EIO || reply->room < 256 || request->opcode == FUSE_READLINK, "an answer without room");
+        check(reply->error != EIO || reply->room < 256 || request->opcode == FUSE_READLINK ||
+                  (tree->outputs != NULL && fsx_is_output(request->nodeid)),
+              "an answer without room");
         return;
     }
     switch (request->opcode) {
@@ -328,14 +379,24 @@ static void check_reply(const struct fsx_tree *tree, const struct fsx_request *r
     case FUSE_RELEASEDIR:
         check(reply->bytes == 0, "a release with data");
         return;
+    case FUSE_FLUSH:
+        check(reply->bytes == 0 && tree->outputs != NULL && !fsx_is_output(request->nodeid), "a flush of an output");
+        return;
     default:
         break;
     }
-    check(dataset, "a node that does not exist was answered");
+    const bool in_outputs = tree->outputs != NULL && request->opcode == FUSE_LOOKUP && fsx_is_output(request->nodeid);
+    check(dataset || in_outputs, "a node that does not exist was answered");
     const uint32_t entry = (uint32_t)(request->nodeid - 1);
+    const bool of_directory = request->opcode == FUSE_GETATTR || request->opcode == FUSE_READDIR ||
+                              request->opcode == FUSE_READDIRPLUS;
+    check(!of_directory || !is_mixed(tree, entry), "a directory of Python's");
     switch (request->opcode) {
     case FUSE_LOOKUP:
         check_lookup(tree, request, reply);
+        return;
+    case FUSE_LSEEK:
+        check_seek(tree, request, reply);
         return;
     case FUSE_GETATTR: {
         struct fuse_attr_out out;
@@ -376,6 +437,28 @@ static void check_read(const struct fsx_tree *tree, const struct fsx_request *re
     check(reply->offset == in.offset && reply->length == (in.size < left ? in.size : left), "a read outside its file");
 }
 
+static void check_task(const struct fsx_tree *tree, const struct fsx_request *request, const struct fsx_reply *reply) {
+    const struct fsx_task *task = &reply->task;
+    check(tree->outputs != NULL && fsx_is_output(request->nodeid) && task->inode == request->nodeid &&
+              task->opcode == request->opcode,
+          "a task of something else");
+    switch (task->opcode) {
+    case FUSE_READ:
+        check(task->length <= reply->room, "a read without room");
+        return;
+    case FUSE_WRITE: {
+        struct fsx_task *copy = fsx_task_copy(task); /* touches all bytes of the message, and no others */
+        check(copy != NULL && memcmp(copy->data, task->data, (size_t)task->length) == 0, "another task");
+        free(copy);
+        return;
+    }
+    case FUSE_FALLOCATE:
+        return;
+    default:
+        check(task->opcode == FUSE_LSEEK && (task->mode == SEEK_DATA || task->mode == SEEK_HOLE), "no such task");
+    }
+}
+
 static void check_silence(const struct fsx_tree *tree, const struct fsx_request *request) {
     struct fuse_batch_forget_in in = {0};
     if (request->opcode == FUSE_FORGET) {
@@ -395,7 +478,7 @@ static void check_silence(const struct fsx_tree *tree, const struct fsx_request 
 /* ---- rounds --------------------------------------------------------------------------------------------------- */
 
 struct counts {
-    uint64_t replies, silent, reads, forwarded, refused;
+    uint64_t replies, silent, reads, outputs, closed, forwarded, refused;
 };
 
 static void one_round(const struct fsx_tree *tree, struct counts *counts) {
@@ -427,6 +510,15 @@ static void one_round(const struct fsx_tree *tree, struct counts *counts) {
         check_read(tree, &request, &reply);
         counts->reads++;
         break;
+    case FSX_OUTPUT:
+        check_task(tree, &request, &reply);
+        counts->outputs++;
+        break;
+    case FSX_CLOSED:
+        check(request.opcode == FUSE_FLUSH && fsx_is_output(request.nodeid) && fsx_outputs_alone(tree->outputs),
+              "nothing was closed");
+        counts->closed++;
+        break;
     case FSX_FORWARD:
         counts->forwarded++;
         break;
@@ -450,6 +542,24 @@ static void *read_file(const char *path, size_t *length) {
     return data;
 }
 
+/* With outputs in a third of all directories, of which some of the dataset are mixed. Nothing is opened. */
+static struct fsx_outputs *make_outputs(const struct fsx_index *x, bool alone) {
+    const int directory = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct fsx_outputs *outputs = fsx_outputs_new(directory, x->entries, alone);
+    check(directory >= 0 && outputs != NULL, "no outputs");
+    close(directory);
+    for (uint32_t i = 0; i < x->entries; i++) {
+        if (has_output((uint64_t)i + 1))
+            fsx_outputs_add_name(outputs, (uint64_t)i + 1, OUTPUT_NAME, strlen(OUTPUT_NAME));
+        if (i > 0 && i % 4 == 1 && S_ISDIR(x->mode[i]))
+            fsx_outputs_mix(outputs, i);
+    }
+    for (uint64_t node = FSX_OUTPUT_FIRST; node < FSX_OUTPUT_FIRST + 3; node++)
+        if (has_output(node))
+            fsx_outputs_add_name(outputs, node, OUTPUT_NAME, strlen(OUTPUT_NAME));
+    return outputs;
+}
+
 int main(int argc, char **argv) {
     check(argc >= 4, "usage: request_fuzz SEED ROUNDS INDEX...");
     state = strtoull(argv[1], NULL, 10) * 2 + 1;
@@ -462,17 +572,23 @@ int main(int argc, char **argv) {
         struct fsx_problem problem;
         if (fsx_index_open(data, length, &index, &problem) != 0)
             die(problem.text);
+        struct fsx_outputs *outputs[] = {make_outputs(&index, true), make_outputs(&index, false)};
         for (long round = 0; round < rounds; round++) {
             struct fsx_tree tree = {.index = &index, .uid = 1000, .gid = 100, .hidden = -1, .blocks = 7, .files = 3};
             if (index.count[0] > 0 && below(2) == 0)
                 tree.hidden = (int64_t)(index.first[0] + below(index.count[0]));
+            if (below(2) == 0)
+                tree.outputs = outputs[below(2)];
             atomic_init(&tree.no_open, below(2) == 0);
             atomic_init(&tree.no_opendir, below(2) == 0);
             one_round(&tree, &counts);
         }
+        fsx_outputs_free(outputs[0]);
+        fsx_outputs_free(outputs[1]);
         free(data);
     }
-    printf("replies %" PRIu64 " silent %" PRIu64 " reads %" PRIu64 " forwarded %" PRIu64 " refused %" PRIu64 "\n",
-           counts.replies, counts.silent, counts.reads, counts.forwarded, counts.refused);
+    printf("replies %" PRIu64 " silent %" PRIu64 " reads %" PRIu64 " outputs %" PRIu64 " closed %" PRIu64
+           " forwarded %" PRIu64 " refused %" PRIu64 "\n",
+           counts.replies, counts.silent, counts.reads, counts.outputs, counts.closed, counts.forwarded, counts.refused);
     return 0;
 }

@@ -1,0 +1,236 @@
+"""What is written finds its way to ``--output``, whatever is renamed, removed and changed meanwhile, and whoever dies.
+
+The core alone, on real directories: no mount. Steps are random but the same for the same number; how they meet with
+the saver's own steps is up to the threads of the moment.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import core_parts
+import mounting
+import pytest
+import trio
+
+from fanstore.core.journal import Journal, Owner
+from fanstore.core.objects import Objects
+from fanstore.core.outputs import Outputs, OutputSettings
+from fanstore.core.outputtree import Output, RefusedError
+from fanstore.core.shelf import Shelf
+
+NAMES = (b"a", b"b", b"c", b"data")
+LIMIT_S = 20.0
+FAILING = ("copy_in", "publish", "make_directory", "make_symlink", "rename", "remove", "sync")
+
+
+class Flaky(Shelf):
+    """A shared file system that fails now and then.
+
+    Attributes:
+        odds: how often it does. Set to 0 to let it recover.
+    """
+
+    odds = 0.0
+
+    def __init__(self, directory: Path, copies: str, random: Random) -> None:
+        super().__init__(directory, copies, 0)
+        self._random = random
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in FAILING or self._random.random() >= Flaky.odds:
+            return found
+
+        def fail(*arguments: Any) -> None:
+            if self._random.random() < 0.5:
+                found(*arguments)
+            elif name == "copy_in":
+                os.close(arguments[0])
+            number = self._random.choice((errno.EIO, errno.ENOSPC, errno.ESTALE))
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+
+class Writer:
+    """Somebody who writes at random.
+
+    Attributes:
+        outputs: what is written to. random: decides what.
+    """
+
+    def __init__(self, outputs: Outputs, random: Random) -> None:
+        self.outputs = outputs
+        self.random = random
+
+    def _named(self) -> list[Output]:
+        return [output for output in self.outputs.tree.outputs.values() if output.place is not None]
+
+    def _place(self) -> tuple[int, bytes]:
+        """Where something may be, or may be made."""
+        named = self._named()
+        if named and self.random.random() < 0.6:
+            place = self.random.choice(named).place
+            assert place is not None
+            return place
+        directories = [1, 1, 2, *(output.inode for output in named if output.is_directory)]
+        return self.random.choice(directories), self.random.choice(NAMES)
+
+    async def step(self) -> None:
+        """Do something; that it is refused is as good."""
+        steps = [self.write, self.write, self.make, self.rename, self.rename, self.rename, self.remove, self.change]
+        try:
+            await self.random.choice(steps)()
+        except RefusedError:
+            return
+
+    async def write(self) -> None:
+        parent, name = self._place()
+        inode = await self.outputs.create(parent, name, 0o644, exclusive=False)
+        await self.outputs.resize(inode, 0)
+        await self.outputs.write(inode, self.random.randrange(100), self.random.randbytes(self.random.randrange(5000)))
+        await self.outputs.close(inode)
+
+    async def make(self) -> None:
+        parent, name = self._place()
+        if self.random.random() < 0.7:
+            await self.outputs.make_directory(parent, name, 0o755)
+        else:
+            await self.outputs.make_symlink(parent, name, self.random.choice(NAMES))
+
+    async def rename(self) -> None:
+        await self.outputs.rename(*self._place(), *self._place(), replace=True)
+
+    async def remove(self) -> None:
+        await self.outputs.remove(*self._place(), directory=self.random.random() < 0.5)
+
+    async def change(self) -> None:
+        output = self.outputs.lookup(*self._place())
+        if output is None:
+            return
+        time_ns = self.random.randrange(10**18)
+        mode = None if output.target else self.random.choice((0o600, 0o644, 0o755))
+        await self.outputs.set_attributes(output.inode, mode, time_ns)
+        if not output.target:
+            await self.outputs.set_xattr(output.inode, b"user.note", self.random.randbytes(5))
+
+
+@contextmanager
+def written(prepared: Path, directory: Path, shelf: Shelf) -> Iterator[Outputs]:
+    """Outputs of a job of one node."""
+    with core_parts.opened(prepared) as parts:
+        owner = Owner("job", 0, str(shelf.directory), ".fanstore-job")
+        objects = Objects(directory / "objects")
+        journal = Journal.make(directory / "journal", owner)
+        shelf.open()
+        try:
+            yield Outputs(parts.namespace, None, objects, journal, shelf, OutputSettings())
+        finally:
+            journal.close()
+            objects.close()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("outputs")
+    (directory / "source/data").mkdir(parents=True)
+    (directory / "source/data/file").write_text("x")
+    return mounting.prepare(directory / "source", directory / "d.fan")
+
+
+def expected(outputs: Outputs) -> dict[bytes, tuple[object, ...]]:
+    """What must stand in ``--output``."""
+    found: dict[bytes, tuple[object, ...]] = {}
+    for output in outputs.tree.outputs.values():
+        if output.place is not None:
+            found[outputs.tree.path(output.place)] = (
+                output.mode | (stat.S_IRWXU if output.is_directory else 0),
+                output.mtime_ns if not output.is_directory else 0,
+                outputs.objects.read(output.inode, 0, 1 << 20) if output.is_file else output.target,
+                output.xattrs.get(b"user.note"),
+            )
+    return found
+
+
+def standing(root: Path) -> dict[bytes, tuple[object, ...]]:
+    """What stands there."""
+    found: dict[bytes, tuple[object, ...]] = {}
+    top = os.fsencode(root)
+    for directory, directories, files in os.walk(top):
+        directories[:] = [name for name in directories if not name.startswith(b".fanstore-")]
+        for name in [*directories, *files]:
+            path = os.path.join(directory, name)
+            status = os.lstat(path)
+            is_link, is_directory = stat.S_ISLNK(status.st_mode), stat.S_ISDIR(status.st_mode)
+            content = os.readlink(path) if is_link else b"" if is_directory else Path(os.fsdecode(path)).read_bytes()
+            note = None
+            if not is_link and "user.note" in os.listxattr(path):
+                note = os.getxattr(path, "user.note")
+            time_ns = 0 if is_directory else status.st_mtime_ns
+            found[os.path.relpath(path, top)] = (status.st_mode, time_ns, content, note)
+    found.pop(b"data", None)  # of the dataset, if something was written there
+    return found
+
+
+async def wait_saved(outputs: Outputs) -> None:
+    assert outputs.saver is not None
+    with trio.move_on_after(LIMIT_S):
+        while outputs.saver.pending()[0]:
+            await outputs.saver.wait_progress()
+        return
+    tree = outputs.tree
+    left = list(tree.unsaved())
+    pytest.fail(f"not saved: {left}, of\n" + "\n".join(map(str, tree.outputs.values())))
+
+
+async def pause(random: Random) -> None:
+    """Let the saver do none, a few or many of its steps."""
+    if random.random() < 0.2:
+        await trio.sleep(random.choice((0.001, 0.01, 0.06)))
+
+
+async def write_and_compare(outputs: Outputs, shelf: Shelf, seed: int) -> None:
+    """Random changes while they are saved; in the end, and now and then, everything stands as it is here."""
+    random = Random(seed)
+    writer = Writer(outputs, random)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outputs.run)
+        for _ in range(5):
+            Flaky.odds = 0.2
+            for _ in range(60):
+                await writer.step()
+                outputs.tree.validate()
+                await pause(random)
+            Flaky.odds = 0.0
+            await wait_saved(outputs)
+            assert standing(shelf.directory) == expected(outputs)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_is_saved(prepared: Path, tmp_path: Path, seed: int) -> None:
+    shelf = Shelf(tmp_path / "output", ".fanstore-job", 0)
+    with written(prepared, tmp_path, shelf) as outputs:
+        trio.run(write_and_compare, outputs, shelf, seed)
+        assert outputs.saver is not None and outputs.saver.saved_files > 0
+    shelf.close()
+    assert not list(shelf.directory.glob(".fanstore*"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_is_saved_in_spite_of_errors(
+    prepared: Path, tmp_path: Path, seed: int, expect_warnings: Callable[..., None]
+) -> None:
+    """Every call of the shared file system fails now and then, also after it has done what it was to do."""
+    expect_warnings("it is tried again")
+    shelf = Flaky(tmp_path / "output", ".fanstore-job", Random(seed))
+    with written(prepared, tmp_path, shelf) as outputs:
+        trio.run(write_and_compare, outputs, shelf, seed)
+    shelf.close()
+    assert not list(shelf.directory.glob(".fanstore*"))
