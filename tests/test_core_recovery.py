@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fanstore.core.journal import JOURNAL_NAME, Journal, Owner, read_journal
-from fanstore.core.outputtree import OutputTree
+from fanstore.core.outputtree import PARKED, OutputTree
 from fanstore.core.recovery import OBJECTS_NAME, salvage
 
 COPIES = ".fanstore-dead"
@@ -205,11 +205,11 @@ def test_two_that_changed_places(dead: Dead, stage: str) -> None:
     for old, new in ((b"a", b"t"), (b"b", b"a"), (b"t", b"b")):
         dead.did("rename", ROOT, old, ROOT, new, True, 2)
     if stage != "before":
-        dead.did("ready", a, 1, "0-x-parked")
+        dead.announce(a, PARKED, b"0-x-parked", 1, "")
     if stage in ("parked", "noted"):
         os.rename(dead.out / "a", dead.copies / "0-x-parked")
     if stage == "noted":
-        dead.did("unsaved", a)
+        dead.did("saved", a, PARKED, b"0-x-parked", 1, 0)
     assert dead.recover() == {"a": b"of b", "b": b"of a"}
 
 

@@ -167,6 +167,7 @@ class OutputTree:
         self.outputs: dict[int, Output] = {}
         self.standing: dict[Place, int] = {}
         self._going_to: dict[Place, set[int]] = {}
+        self._standing_in: dict[int, set[int]] = {}
         self._dataset = dataset
         self._children: dict[int, dict[bytes, int]] = {}
         self._subdirectories: dict[int, int] = {}
@@ -254,6 +255,10 @@ class OutputTree:
     def knew(self, inode: int) -> bool:
         """Is this the number of an output that there is, or was?"""
         return FIRST_OUTPUT <= inode < self._next
+
+    def standing_in(self, directory: int) -> list[int]:
+        """The outputs that stand in a directory in ``--output``, which may have left it here."""
+        return sorted(self._standing_in.get(directory, ()))
 
     def unsaved(self) -> Iterator[Output]:
         """Outputs that do not stand in ``--output`` as they are here."""
@@ -485,15 +490,24 @@ class OutputTree:
             self._going_to.setdefault(going.standing.place, set()).add(output.inode)
 
     def _stand(self, output: Output, place: Place, version: int, meta: int) -> None:
-        old = output.standing
-        if old is not None and self.standing.get(old.place) == output.inode:
-            del self.standing[old.place]
+        self._stand_nowhere(output)
         buried = self.outputs.get(self.standing.get(place, 0))
-        if buried is not None and buried is not output:
-            buried.standing = None  # it was replaced
+        if buried is not None:
+            self._stand_nowhere(buried)  # it was replaced
             self._drop_unseen(buried)
         self.standing[place] = output.inode
+        self._standing_in.setdefault(place.parent, set()).add(output.inode)
         output.standing = Standing(place, version, meta)
+
+    def _stand_nowhere(self, output: Output) -> None:
+        if output.standing is None:
+            return
+        place = output.standing.place
+        del self.standing[place]
+        self._standing_in[place.parent].discard(output.inode)
+        if not self._standing_in[place.parent]:
+            del self._standing_in[place.parent]
+        output.standing = None
 
     def _set_ready(self, inode: int, version: int, file: str) -> Effect:
         output = self.get(inode)
@@ -533,9 +547,7 @@ class OutputTree:
     def _unsaved(self, inode: int) -> Effect:
         """It does not stand in ``--output`` any more."""
         output = self.get(inode)
-        if output.standing is not None and self.standing.get(output.standing.place) == inode:
-            del self.standing[output.standing.place]
-        output.standing = None
+        self._stand_nowhere(output)
         self._go(output, None)
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
@@ -553,6 +565,8 @@ class OutputTree:
         for place, inode in self.standing.items():
             standing = self.outputs[inode].standing
             assert standing is not None and standing.place == place
+            assert inode in self._standing_in[place.parent]
+        assert len(self.standing) == sum(map(len, self._standing_in.values()))
         assert len(self.standing) == sum(output.standing is not None for output in self.outputs.values())
         going = {(output.going.standing.place, inode) for inode, output in self.outputs.items() if output.going}
         assert going == {(place, inode) for place, inodes in self._going_to.items() for inode in inodes}

@@ -31,7 +31,7 @@ from fanstore.core.outputtree import (
     RefusedError,
     Standing,
 )
-from fanstore.core.shelf import Shelf
+from fanstore.core.shelf import PARKED_ENDING, Shelf
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Placer:
 
     Attributes:
         placed_files, placed_bytes: copies that have got their names.
-        _moving: outputs that wait until what stands at their place has gone; two that wait for each other are a circle.
+        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle, which is counted.
     """
 
     def __init__(self, tree: OutputTree, shelf: Shelf, rank: int, decide: Decide) -> None:
@@ -59,7 +59,8 @@ class Placer:
         self._shelf = shelf
         self._rank = rank
         self._decide = decide
-        self._moving: set[int] = set()
+        self._active: set[int] = set()
+        self._circles = 0
 
     # --- what stands ---
 
@@ -82,14 +83,20 @@ class Placer:
         """A copy that can have its name at once: nothing else must be moved for it."""
         if output.place is None or output.ready is None or output.ready[0] != output.version or not output.is_file:
             return False
-        if self._tree.going_to(output.place) or output.going is not None:
+        if output.going is not None or self._tree.going_to(output.place):
             return False
         if output.standing is not None and output.standing.place != output.place:
             return False
         if any(self._must_precede(parent, output) for parent in self._above(output.place.parent)):
             return False
-        occupant = self._occupant(output.place, output)
-        return occupant is None or not _is_in_the_way(occupant, output)
+        return not self._is_in_the_way(output, output.place)
+
+    def _is_in_the_way(self, output: Output, place: Place) -> bool:
+        """Does something stand at a place that must go before the output comes? A file that was removed is replaced."""
+        occupant = self._occupant(place, output)
+        if occupant is None:
+            return False
+        return occupant.place is not None or occupant.is_directory or output.is_directory or self._must_move(occupant)
 
     async def publish(self, inodes: Sequence[int]) -> tuple[list[int], dict[int, OSError]]:
         """Give those copies their names that can have them at once, with few syncs: which have them, which failed."""
@@ -145,6 +152,16 @@ class Placer:
 
     async def place(self, inode: int) -> None:
         """One step, or several, for one output."""
+        if inode in self._active:
+            self._circles += 1
+            return  # a circle: who needs it must do without
+        self._active.add(inode)
+        try:
+            await self._place(inode)
+        finally:
+            self._active.discard(inode)
+
+    async def _place(self, inode: int) -> None:
         await self.find_out(inode)
         output = self._tree.outputs.get(inode)
         if output is None or output.is_saved():
@@ -157,10 +174,10 @@ class Placer:
         place = output.place
         await self._place_parents(output, place.parent)
         for other in self._tree.going_to(place):
-            await self.find_out(other)  # while nobody else comes there
+            await self.find_out(other)  # before anything else comes there: what stands tells whether it was done
         await self._make_room(output, place)
-        if output.place != place or output.going is not None:
-            raise RefusedError(errno.EAGAIN)
+        if output.place != place or output.going is not None or self._is_in_the_way(output, place):
+            raise RefusedError(errno.EAGAIN)  # changed meanwhile
         await self._step(output, place, self._tree.standing_path(place))
 
     async def _step(self, output: Output, place: Place, path: bytes) -> None:
@@ -193,8 +210,8 @@ class Placer:
             if output.is_directory:
                 await in_thread(shelf.make_directory, path, *attributes)
             else:
-                name = f"{self._rank}-{output.inode:x}-link"
-                await in_thread(shelf.make_symlink, output.target, path, output.mtime_ns, name)
+                copy = f"{self._rank}-{output.inode:x}-link"
+                await in_thread(shelf.make_symlink, output.target, path, output.mtime_ns, copy)
         else:
             return  # its new content is being copied; what stands stays until then
         await self._note(output, wanted)
@@ -203,7 +220,6 @@ class Placer:
         """What stands of an output gets its new name."""
         if output.is_directory and place.parent != PARKED:
             await self._place_content(output)
-            standing = output.standing or standing
         old = self._tree.standing_path(standing.place)
         moved = Standing(place, standing.version, standing.meta)
         await self._announce([(output, moved, "")])
@@ -284,47 +300,43 @@ class Placer:
         for parent in reversed(self._above(directory)):
             if self._must_precede(parent, output):
                 await self.place(parent.inode)
+            if parent.standing is None or parent.going is not None:
+                raise RefusedError(errno.EAGAIN)
 
     async def _place_content(self, directory: Output) -> None:
         """What was changed in a directory before it got its name."""
-        inside = [
-            output
-            for place, inode in list(self._tree.standing.items())
-            if self._is_in(place.parent, directory.inode)
-            and (output := self._tree.outputs[inode]).moved < directory.moved
-            and not output.is_saved()
-        ]
+        inside: list[Output] = []
+        pending = [directory.inode]
+        while pending:
+            for output in map(self._tree.outputs.__getitem__, self._tree.standing_in(pending.pop())):
+                if output.is_directory:
+                    pending.append(output.inode)
+                if output.moved < directory.moved and not output.is_saved():
+                    inside.append(output)
         for output in sorted(inside, key=lambda output: output.moved):
             await self.place(output.inode)
             if output.place is not None and output.standing is not None and output.standing.place != output.place:
                 await self._send_ahead(output, output.place)
 
-    def _is_in(self, inode: int, directory: int) -> bool:
-        """Does something stand below a directory?"""
-        while inode >= FIRST_OUTPUT and inode != directory:
-            above = self._tree.outputs.get(inode)
-            inode = 0 if above is None or above.standing is None else above.standing.place.parent
-        return inode == directory
-
     async def _make_room(self, output: Output, place: Place) -> None:
         """What stands at the place and belongs elsewhere goes there; what was removed and is in the way goes."""
         occupant = self._occupant(place, output)
-        if occupant is None or not _is_in_the_way(occupant, output):
+        if occupant is None or not self._is_in_the_way(output, place):
             return
-        if occupant.inode in self._moving or output.inode in self._moving:
-            await self._park(occupant)
+        assert occupant.standing is not None
+        if occupant.inode in self._active:
+            await self._park(occupant, occupant.standing)
             return
-        self._moving.add(output.inode)
+        circles = self._circles
         try:
-            if occupant.place is not None:
-                await self.place(occupant.inode)
-                if self._occupant(place, output) is occupant and occupant.place is not None:
-                    await self._send_ahead(occupant, occupant.place)
-            occupant = self._occupant(place, output)
-            if occupant is not None and _is_in_the_way(occupant, output):
-                await self._bury(occupant)
-        finally:
-            self._moving.discard(output.inode)
+            await self.place(occupant.inode)
+            if self._occupant(place, output) is occupant and occupant.place is not None:
+                await self._send_ahead(occupant, occupant.place)
+        except RefusedError:
+            if self._circles == circles or occupant.standing is None:
+                raise
+            # It, or something in it, is to come into the very directory that it is in the way of.
+            await self._park(occupant, occupant.standing)
 
     async def _send_ahead(self, output: Output, place: Place) -> None:
         """An output is in the way, and its content of now is still being copied: what stands of it moves, if it can."""
@@ -333,30 +345,30 @@ class Placer:
             raise RefusedError(errno.EAGAIN)
         await self._move(output, standing, place, self._tree.standing_path(place))
 
-    async def _park(self, output: Output) -> None:
-        """Outputs stand at each other's place, or one in the place of the directory that it is to come to.
-
-        One of them stands among the copies for a moment, and comes to its place in its own turn.
-        """
-        assert output.standing is not None
-        parked = Place(PARKED, os.fsencode(f"{self._rank}-{output.inode:x}-parked"))
-        await self._move(output, output.standing, parked, self._tree.standing_path(parked))
+    async def _park(self, output: Output, standing: Standing) -> None:
+        """Two outputs stand at each other's place: one of them goes out of the way for a moment."""
+        place = Place(PARKED, os.fsencode(f"{self._rank}-{output.inode:x}{PARKED_ENDING}"))
+        await self._move(output, standing, place, self._tree.standing_path(place))
 
     async def _bury(self, output: Output) -> None:
         """An output without a name goes from ``--output``, unless a successor is about to take its place there."""
         standing = output.standing
         if standing is None:
             return
-        if _must_move(output) and await self._move_to_last(output, standing):
+        if self._must_move(output):
+            assert output.last is not None
+            await self._move(output, standing, output.last, self._tree.standing_path(output.last))
             return
         heir = self._tree.lookup(*standing.place)
         if heir is not None and not heir.is_saved() and not heir.is_directory and not output.is_directory:
             return  # its coming buries this one
         if output.is_directory:
-            await self._empty(output)
-            if output.standing is None:
-                return
-            standing = output.standing  # it may have been parked meanwhile
+            for inode in self._tree.going_in(output.inode):
+                await self.find_out(inode)
+            for inode in self._tree.standing_in(output.inode):
+                await self.place(inode)
+            if self._tree.standing_in(output.inode):
+                raise RefusedError(errno.EAGAIN)  # the new content of something in it is being copied
         path = self._tree.standing_path(standing.place)
         try:
             await in_thread(self._shelf.remove, path, output.is_directory)
@@ -366,44 +378,20 @@ class Placer:
             log.warning("%s was removed, but something else is in it in %s", os.fsdecode(path), self._shelf.directory)
         await self._decide(("unsaved", output.inode))
 
-    async def _empty(self, directory: Output) -> None:
-        """What stands in a directory that was removed goes, or to where it is now."""
-        for inode in self._tree.going_in(directory.inode):
-            await self.find_out(inode)
-        for place, inode in list(self._tree.standing.items()):
-            if place.parent == directory.inode:
-                await self.place(inode)
-                output = self._tree.outputs.get(inode)
-                if output is not None and output.standing is not None and output.standing.place == place:
-                    if output.place is None:
-                        raise RefusedError(errno.EAGAIN)
-                    await self._send_ahead(output, output.place)
-
-    async def _move_to_last(self, output: Output, standing: Standing) -> bool:
+    def _must_move(self, output: Output) -> bool:
         """Another output took its name before it stood there: it must, as long as that one does not."""
-        place = output.last
-        assert place is not None
+        standing, place = output.standing, output.last
+        if output.place is not None or standing is None or place is None or standing.place == place:
+            return False
         heir, occupant = self._tree.lookup(*place), self._occupant(place, output)
-        if heir is None or heir.is_directory or self.stands(heir.inode):
+        if output.is_directory or heir is None or heir.is_directory or self.stands(heir.inode):
             return False
         if occupant is not None and (occupant.place is not None or occupant.is_directory):
             return False
-        if any(self._must_precede(parent, output) for parent in self._above(place.parent)):
-            return False
-        await self._move(output, standing, place, self._tree.standing_path(place))
-        return True
-
-
-def _must_move(output: Output) -> bool:
-    """Is it replaced by another output, and stands under a name that it had before?"""
-    if output.place is not None or output.last is None or output.standing is None or output.is_directory:
-        return False
-    return output.standing.place != output.last
-
-
-def _is_in_the_way(occupant: Output, output: Output) -> bool:
-    """Must what stands at a place go before an output comes there? Otherwise it is replaced in one step."""
-    return occupant.place is not None or occupant.is_directory or output.is_directory or _must_move(occupant)
+        try:
+            return not any(self._must_precede(parent, output) for parent in self._above(place.parent))
+        except RefusedError:
+            return False  # in a directory that was removed
 
 
 def _is_ready(output: Output) -> bool:

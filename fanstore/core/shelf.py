@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fanstore.core.outputtree import PARKED_PATH
-from fanstore.errors import FanstoreError
 
 #: Directories with temporary copies, in the directory of the outputs, begin like this; nothing that does is an output.
 COPIES_PREFIX = ".fanstore-"
 
+#: Names in them of what stands there for a moment end like this.
+PARKED_ENDING = "-parked"
+
 _COPY_BYTES = 8 << 20
 
 
-class ShorterError(FanstoreError):
-    """A file became shorter while it was copied: somebody writes it anew."""
+class ShorterError(OSError):
+    """The file became shorter while it was copied; there is no copy."""
 
 
 class Found(NamedTuple):
@@ -77,12 +79,15 @@ class Shelf:
         self._copies.mkdir(mode=0o700, exist_ok=True)
 
     def close(self) -> None:
-        """Remove what is temporary and was made on this node; the last one removes the directory, too."""
+        """Remove what is temporary and was made on this node; the last one removes the directory, too.
+
+        What is parked is not temporary.
+        """
         try:
             with os.scandir(self._copies) as entries:
                 for entry in entries:
-                    if entry.name.startswith(f"{self._rank}-"):
-                        (os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
+                    if entry.name.startswith(f"{self._rank}-") and not entry.name.endswith(PARKED_ENDING):
+                        os.unlink(entry.path)
             self._copies.rmdir()
         except FileNotFoundError:
             return
@@ -160,7 +165,6 @@ class Shelf:
 
     def set_times(self, directories: Iterable[tuple[bytes, int]]) -> None:
         """The times that directories are to have in the end; one that is gone is passed over."""
-        self._check()
         for relative, mtime_ns in directories:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self.path(relative), ns=(mtime_ns, mtime_ns))
@@ -261,7 +265,7 @@ def _copy(source: int, target: int, size: int) -> None:
     while done < size:
         count = os.sendfile(target, source, done, min(_COPY_BYTES, size - done))
         if count == 0:
-            raise ShorterError
+            raise ShorterError(errno.ESTALE, "the file became shorter while it was copied")
         done += count
 
 
