@@ -68,7 +68,7 @@ class Mounted:
         self.local = local
         self.log = directory / "mount.log"
         self.announced: list[str] = []
-        self._existed = point.exists() or point.is_symlink()
+        self._existed = os.path.lexists(point)  # False of a dead mount
         self._output = directory / "output"
         command = [fanstore_command("mount"), str(prepared), str(point), "--log", str(self.log)]
         command += ["--engine", engine, *options]

@@ -245,6 +245,17 @@ def test_time_set_just_before(dead: Dead) -> None:
     assert dead.recover() == {"name": b"content"}
 
 
+def test_renamed_and_being_written(dead: Dead) -> None:
+    """What it has now is not complete; what it had before stands under a name that it has not any more."""
+    inode = dead.create(b"old")
+    dead.close(inode, b"first")
+    dead.save(inode, "old")
+    dead.close(inode, b"second")
+    dead.did("rename", ROOT, b"old", ROOT, b"new", True, 2)
+    dead.object(inode).write_bytes(b"thi")
+    assert dead.recover() == {"new": b"first", "new.unfinished": b"thi"}
+
+
 # --- journal and disk do not agree ---
 
 

@@ -15,7 +15,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import trio
@@ -49,7 +49,8 @@ class Placer:
 
     Attributes:
         placed_files, placed_bytes: copies that have got their names.
-        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle, which is counted.
+        hopeless: outputs whose content of now will never be copied: what stands of them gets their names.
+        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle, and counted.
     """
 
     def __init__(self, tree: OutputTree, shelf: Shelf, rank: int, decide: Decide) -> None:
@@ -59,6 +60,7 @@ class Placer:
         self._shelf = shelf
         self._rank = rank
         self._decide = decide
+        self.hopeless: Collection[int] = ()
         self._active: set[int] = set()
         self._circles = 0
 
@@ -195,9 +197,13 @@ class Placer:
             await self._leave(output, place)
             self.placed_files += output.is_file
             self.placed_bytes += output.size if output.is_file else 0
-        elif standing is not None and (standing.version == output.version or not output.is_file):
+        elif standing is not None and (
+            standing.version == output.version or not output.is_file or output.inode in self.hopeless
+        ):
             if standing.place != place:
                 await self._move(output, standing, place, path)
+                return
+            if output.inode in self.hopeless:
                 return
             try:
                 await in_thread(shelf.set_attributes, path, *attributes)

@@ -21,7 +21,7 @@ from pathlib import Path
 import trio
 
 from fanstore.core.journal import JOURNAL_NAME, Journal, Owner, read_journal
-from fanstore.core.objects import Objects, Stamp
+from fanstore.core.objects import Objects
 from fanstore.core.outputtree import NAME_BYTES, Operation, Output, OutputTree, RefusedError
 from fanstore.core.saver import Saver
 from fanstore.core.shelf import Shelf
@@ -37,8 +37,6 @@ UNFINISHED = ".unfinished"
 
 #: Precisions of the times that file systems keep, in nanoseconds.
 _PRECISIONS_NS = (1, 100, 1000, 1_000_000, 1_000_000_000, 2_000_000_000)
-#: No content has this.
-_NEVER = Stamp(-1, -1)
 
 
 class _Dataset:
@@ -212,18 +210,22 @@ class _Recovery:
         saver = Saver(self._tree, self._objects, self._shelf, self._memory.owner.rank, lambda: True, self._decide)
         await saver.find_out()
         left = await self._look_around()
-        for inode in {*left, *self._unfinished}:
-            saver.expect(inode, _NEVER, urgent=False)  # not to be copied
-        failed = await saver.save_now(left)
+        failed = await saver.save_now(left, self._unfinished)
         self._result.files, self._result.bytes = saver.saved_files, saver.saved_bytes
         for output in list(self._tree.unsaved()):
-            mine = output.is_file and output.holder == self._memory.owner.rank and output.version > 0
-            mine = mine and output.place is not None  # what was replaced stays if its successor is not complete
             error = failed.get(output.inode)
-            if error is None and (output.inode in left or output.inode in self._unfinished or not mine):
+            if error is None and (output.inode in {*left, *self._unfinished} or not self._is_due(output)):
                 continue
-            log.warning("cannot save %s: %s", self._name(output), "it changes" if error is None else error)
+            log.warning("cannot save %s: %s", self._name(output), "it is in the way" if error is None else error)
             self._result.failed += 1
+
+    def _is_due(self, output: Output) -> bool:
+        """Should it stand now as it is?"""
+        if output.place is not None:
+            mine = output.holder == self._memory.owner.rank and output.version > 0
+            return not output.is_file or mine or output.is_copied()
+        # What was removed stays where something is to come that is not complete.
+        return output.standing is None or self._tree.lookup(*output.standing.place) is None
 
     def _name(self, output: Output) -> str:
         try:

@@ -33,6 +33,8 @@ BATCH = 64
 QUIET_S = 0.05
 #: Seconds between two attempts: first, and at most.
 RETRY_S, RETRY_MOST_S = 0.1, 10.0
+#: No content has this.
+_NEVER = Stamp(-1, -1)
 #: Seconds between two looks whether this node decides by now.
 _LOOK_S = 1.0
 
@@ -354,8 +356,14 @@ class Saver:
         for output in list(self._tree.outputs.values()):
             await self._placer.find_out(output.inode)
 
-    async def save_now(self, skipped: Collection[int]) -> dict[int, OSError]:
-        """All that can be done, but for some, and nothing twice: what failed, and why. Not while ``run`` runs."""
+    async def save_now(self, skipped: Collection[int], hopeless: Collection[int]) -> dict[int, OSError]:
+        """All that can be done, and nothing twice: what failed, and why. Not while ``run`` runs.
+
+        ``skipped``: outputs for which nothing is to be done; ``hopeless``: those whose content is not to be copied.
+        """
+        for inode in {*skipped, *hopeless}:
+            self._stamps[inode] = (_NEVER, 0.0)
+        self._placer.hopeless = hopeless
         failed: dict[int, OSError] = {}
         for output in list(self._tree.unsaved()):
             if self._wants_copy(output):
