@@ -373,7 +373,7 @@ static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_re
         return output || dataset;
     case FUSE_FLUSH: /* never ENOSYS, or the kernel would not tell of those that matter */
         if (output)
-            *verdict = fsx_outputs_alone(tree->outputs) ? FSX_CLOSED : FSX_FORWARD;
+            *verdict = fsx_outputs_waits(tree->outputs) ? FSX_FORWARD : FSX_CLOSED;
         else
             *verdict = succeed(reply, "", 0);
         return true;

@@ -24,16 +24,16 @@ typedef struct {
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"index", "marks", "uid", "gid", "hidden", "blocks", "files", "verify", "cache_bytes",
-                               "workers", "shared_readers", "max_background", "outputs", "alone", NULL};
+                               "workers", "shared_readers", "max_background", "outputs", "alone", "waits", NULL};
     PyObject *index_object;
     Py_buffer marks;
     unsigned int uid, gid, workers, shared_readers, max_background;
-    int verify, outputs = -1, alone = 1;
+    int verify, outputs = -1, alone = 1, waits = 0;
     long long hidden;
     unsigned long long blocks, files, cache_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ip", keywords, &index_object, &marks, &uid, &gid, &hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ipp", keywords, &index_object, &marks, &uid, &gid, &hidden,
                                      &blocks, &files, &verify, &cache_bytes, &workers, &shared_readers,
-                                     &max_background, &outputs, &alone))
+                                     &max_background, &outputs, &alone, &waits))
         return NULL;
     const struct fsx_index *index = fsx_index_of(index_object);
     EngineObject *self = NULL;
@@ -58,7 +58,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         goto fail;
     }
     if (outputs >= 0) {
-        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0);
+        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0);
         if (self->settings.tree.outputs == NULL) {
             PyErr_SetFromErrno(PyExc_OSError);
             goto fail;

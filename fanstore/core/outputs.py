@@ -196,6 +196,11 @@ class Outputs:
                     self._closed_event = trio.Event()
                     await self._closed_event.wait()
 
+    @property
+    def waits(self) -> bool:
+        """Must who closes an output wait? If other nodes are to see it, or if it is to be saved as it was then."""
+        return not self.alone or self.saver is not None
+
     def decides(self) -> bool:
         """Is this the node that decides, and that changes names in ``--output``?"""
         return self.alone or self._council.leads
@@ -509,7 +514,7 @@ class Outputs:
     # --- making known ---
 
     def closed(self, inode: int) -> None:
-        """A program has closed an output; it is made known soon. For a job of one node, where nobody waits for it."""
+        """A program has closed an output; it is made known soon. For those who need not wait (``waits``)."""
         self._closes.append(inode)
         self._closed_event.set()
 

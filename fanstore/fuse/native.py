@@ -109,6 +109,7 @@ class NativeEngine:
         workers: int | None = None,
         outputs: OutputContent | None = None,
         alone: bool = True,
+        waits: bool = False,
     ) -> None:
         """Raises OSError.
 
@@ -116,6 +117,7 @@ class NativeEngine:
             workers: number of threads; None for as many as suit the machine.
             outputs: None if nothing can be written.
             alone: the job has one node, so that the kernel may believe for long what it was told.
+            waits: who closes an output waits until it is made known.
         """
         self._reader = reader
         self._outputs = outputs
@@ -138,6 +140,7 @@ class NativeEngine:
             max_background=MAX_BACKGROUND,
             outputs=-1 if outputs is None else outputs.directory_fd,
             alone=alone,
+            waits=waits,
         )
         self._ours, self.socket = _socket_pair()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

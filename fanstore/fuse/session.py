@@ -278,6 +278,7 @@ class _Session:
                 cache_bytes,
                 outputs=outputs,
                 alone=outputs is None or outputs.alone,
+                waits=outputs is not None and outputs.waits,
             )
         except OSError as error:
             self._without_engine(error)
