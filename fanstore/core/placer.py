@@ -49,7 +49,8 @@ class Placer:
 
     Attributes:
         placed_files, placed_bytes: copies that have got their names.
-        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle, which is counted.
+        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle.
+        _circles: how many were met so far.
     """
 
     def __init__(self, tree: OutputTree, shelf: Shelf, rank: int, decide: Decide) -> None:
