@@ -50,7 +50,8 @@ class Placer:
     Attributes:
         placed_files, placed_bytes: copies that have got their names.
         hopeless: outputs whose content of now will never be copied: what stands of them gets their names.
-        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle, and counted.
+        _active: outputs that wait for a step of another one; if that one waits for them, it is a circle.
+        _circles: how many were met so far.
     """
 
     def __init__(self, tree: OutputTree, shelf: Shelf, rank: int, decide: Decide) -> None:
