@@ -80,7 +80,7 @@ def _write(flags: int) -> Callable[[Path], None]:
     def attempt(root: Path) -> None:
         fd = os.open(root / "file", flags)
         try:
-            os.write(fd, b"x")  # the native engine refuses this rather than the open
+            os.write(fd, b"x")
         finally:
             os.close(fd)
 
@@ -134,11 +134,8 @@ def test_dataset_cannot_be_changed(scratch: Mounted, name: str) -> None:
     assert os.readlink(scratch.path / "link") == "file"
 
 
-def test_dataset_cannot_be_changed_through_a_map(scratch: Mounted, engine: str, request: pytest.FixtureRequest) -> None:
+def test_dataset_cannot_be_changed_through_a_map(scratch: Mounted) -> None:
     """Whoever reads it afterwards sees what was prepared. (numpy.memmap maps for writing unless told otherwise.)"""
-    if engine == "native":
-        reason = "the kernel opens by itself, and keeps pages that could not be written back"
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
     with pytest.raises(OSError) as caught:
         np.memmap(scratch.path / "large", dtype=np.uint8)[:4] = 0
     assert caught.value.errno == errno.EROFS
@@ -426,14 +423,8 @@ def test_what_no_close_tells_of_is_saved(mount: Mount, prepared: Path, tmp_path:
     assert (output / "emptied").read_bytes() == b""
 
 
-def test_nothing_unfinished_is_saved(
-    mount: Mount, prepared: Path, tmp_path: Path, engine: str, request: pytest.FixtureRequest
-) -> None:
+def test_nothing_unfinished_is_saved(mount: Mount, prepared: Path, tmp_path: Path) -> None:
     """A file that is opened anew to be written stands in ``--output`` as it was, until it is closed."""
-    if engine == "native":
-        # Not strict: it depends on who is faster. Seen in 3 of 8 runs.
-        reason = "the engine replies to a close before Python has looked at the content, which may be truncated by then"
-        request.node.add_marker(pytest.mark.xfail(strict=False, reason=reason))
     output = tmp_path / "output"
     mounted = mount(prepared, "--output", str(output))
     whole = {b"whole"}
