@@ -9,6 +9,7 @@
  * way (LARGE_FETCHES of fanstore/core/remote.py, which has its own). */
 #define LARGE_BYTES (256u << 10)
 #define LARGE_FETCHES 16u
+#define LARGE_FETCHES_LEAST 2u
 /* Memory of answers that is kept for the next ones: a window of the longest. */
 #define KEEP_BYTES (64u << 20)
 
@@ -84,7 +85,7 @@ struct fsx_flight *fsx_fetcher_take_ready(struct fsx_fetcher *f) {
     for (struct fsx_flight **link = &f->line.first; *link != NULL;) {
         struct fsx_flight *flight = *link;
         const bool large = flight->chunk.stored_bytes > LARGE_BYTES;
-        if (f->taken[flight->peer] >= FSX_WINDOW || (large && f->large >= LARGE_FETCHES)) {
+        if (f->taken[flight->peer] >= FSX_WINDOW || (large && f->large >= f->large_most)) {
             link = &flight->next;
             continue;
         }
@@ -146,16 +147,16 @@ static struct fsx_flight *claim(struct fsx_fetcher *f, uint32_t entry, uint32_t 
         return NULL;
     *flight = (struct fsx_flight){.fetcher = f, .state = FSX_CLAIMED, .entry = entry, .number = number, .partition = partition,
                               .chunk = chunk, .peer = peer, .readers = waiting, .last_reader = &waiting->next,
-                              .start_ns = waiting->reader.start_ns};
+                              .start_ns = fsx_flight_now_ns()};
     fsx_flight_enter_table(f, flight);
     return flight;
 }
 
 bool fsx_fetcher_fetch(struct fsx_fetcher *f, const struct fsx_reader *reader) {
-    const uint32_t number = (uint32_t)(reader->offset / FSX_CHUNK_BYTES);
-    if (reader->offset % FSX_CHUNK_BYTES + reader->length > FSX_CHUNK_BYTES ||
-        fsx_content_has_file(f->content, f->index->part[reader->entry]))
-        return false; /* of two chunks, or of a file here that is not as it should be */
+    const bool second = fsx_reader_spans(reader) && reader->attempt % 2 != 0;
+    const uint32_t number = (uint32_t)(reader->offset / FSX_CHUNK_BYTES) + second;
+    if (fsx_content_has_file(f->content, f->index->part[reader->entry]))
+        return false; /* it is here, but not as it should be */
     struct fsx_waiting *waiting = malloc(sizeof *waiting);
     if (waiting == NULL)
         return false;
@@ -178,8 +179,6 @@ bool fsx_fetcher_fetch(struct fsx_fetcher *f, const struct fsx_reader *reader) {
     }
     /* One that was settled since our reader looked into the cache has left it there. */
     struct fsx_cached *cached = fsx_cache_find(fsx_content_cache(f->content), reader->entry, number);
-    if (cached != NULL)
-        fsx_cache_release(fsx_content_cache(f->content), cached);
     struct fsx_flight *ready = NULL;
     pthread_mutex_lock(&f->lock);
     struct fsx_waiting *left = NULL;
@@ -188,6 +187,7 @@ bool fsx_fetcher_fetch(struct fsx_fetcher *f, const struct fsx_reader *reader) {
         left = fsx_flight_take_readers(flight);
     } else if (cached != NULL) {
         flight->returned = true;
+        flight->cached = cached;
         arrive(f, flight, FSX_IN_CACHE);
     } else {
         flight->state = FSX_IN_LINE;
@@ -200,6 +200,8 @@ bool fsx_fetcher_fetch(struct fsx_fetcher *f, const struct fsx_reader *reader) {
     pthread_mutex_unlock(&f->lock);
     fsx_fetcher_launch(f, ready);
     if (left != NULL) { /* with our own among them */
+        if (cached != NULL)
+            fsx_cache_release(fsx_content_cache(f->content), cached);
         fsx_flight_finish_readers(f, left, EIO);
         fsx_flight_free(flight);
     }
@@ -343,6 +345,11 @@ struct fsx_fetcher *fsx_fetcher_new(struct fsx_exchange *exchange, struct fsx_co
     f->rank = rank;
     f->limit_ns = limit_ns;
     f->pool.keep_bytes = KEEP_BYTES;
+    /* Twice as many fit into the cache, or those that land would push out those of which only a part was read so far. */
+    struct fsx_cache_counts cache;
+    fsx_cache_count(fsx_content_cache(content), &cache);
+    const uint64_t half = cache.capacity_bytes / 2 / FSX_CHUNK_BYTES;
+    f->large_most = half > LARGE_FETCHES ? LARGE_FETCHES : half < LARGE_FETCHES_LEAST ? LARGE_FETCHES_LEAST : (uint32_t)half;
     f->line.last = &f->line.first;
     f->landed.last = &f->landed.first;
     pthread_mutex_init(&f->pool_lock, NULL);

@@ -15,7 +15,8 @@
  * ended, whether somebody waits or not: invariants 1 and 2 of docs/concurrency.md hold here as well.
  *
  * `lock` guards all but the pool, for a few assignments; the pool has its own. Neither is held while the other is taken,
- * nor during a call of the exchange or of the engine.
+ * nor during a call of the exchange or of the engine. (The cache gives memory back with its own lock held: the pool's is
+ * the last in the order.)
  */
 #ifndef FANSTORE_FETCHING_H
 #define FANSTORE_FETCHING_H
@@ -33,7 +34,8 @@ struct fsx_reader {
     uint32_t entry;
     uint64_t unique;
     uint64_t offset;
-    uint32_t length; /* at least 1; all of it in the file */
+    uint32_t length;  /* at least 1; all of it in the file, and in two chunks at most */
+    uint32_t attempt; /* of one that needs two chunks: which of them is fetched next. 0 at first */
     uint64_t start_ns;
 };
 
@@ -63,8 +65,9 @@ struct fsx_peer_counts {
 
 struct fsx_fetcher;
 
-/* For chunks that `content` does not have. `rank` is our own; an answer may take `limit_ns`. All that is given must outlive
- * it. NULL without memory. */
+/* For chunks that `content` does not have. `rank` is our own; an answer may take `limit_ns`. The exchange must outlive it.
+ * The content need not, once the threads have ended, and must be freed first: its cache may hold memory of ours. NULL
+ * without memory. */
 struct fsx_fetcher *fsx_fetcher_new(struct fsx_exchange *exchange, struct fsx_content *content, uint32_t rank,
                                     uint64_t limit_ns);
 /* After its threads have ended, or were never started. Memory that MPI may still write to is left behind, and the fetcher

@@ -87,13 +87,16 @@ void fsx_flight_note(struct fsx_fetcher *f, enum fsx_failure_kind kind, const st
 
 /* ---- without the lock ------------------------------------------------------------------------------------------ */
 
+void fsx_flight_give_memory(void *fetcher, void *memory, size_t capacity) {
+    struct fsx_fetcher *f = fetcher;
+    pthread_mutex_lock(&f->pool_lock);
+    fsx_pool_give(&f->pool, memory, capacity);
+    pthread_mutex_unlock(&f->pool_lock);
+}
+
 void fsx_flight_free(struct fsx_flight *flight) {
-    struct fsx_fetcher *f = flight->fetcher;
-    if (flight->memory != NULL) {
-        pthread_mutex_lock(&f->pool_lock);
-        fsx_pool_give(&f->pool, flight->memory, flight->capacity);
-        pthread_mutex_unlock(&f->pool_lock);
-    }
+    if (flight->memory != NULL)
+        fsx_flight_give_memory(flight->fetcher, flight->memory, flight->capacity);
     free(flight);
 }
 

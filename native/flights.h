@@ -47,6 +47,7 @@ struct fsx_flight {
     uint64_t start_ns, asked_ns, landed_ns;
     void *memory;
     size_t capacity;
+    struct fsx_cached *cached; /* FSX_IN_CACHE: where it is */
     struct fsx_waiting *readers, **last_reader;
     struct fsx_flight *chain;         /* in its bucket */
     struct fsx_flight *older, *newer; /* by time */
@@ -76,6 +77,7 @@ struct fsx_fetcher {
     const struct fsx_index *index;
     struct fsx_fetch_ends ends;
     uint32_t rank;
+    uint32_t large_most; /* large ones under way */
     uint64_t limit_ns;
     struct fsx_lander landers[FSX_LANDERS];
     pthread_t clock;
@@ -116,6 +118,11 @@ void fsx_flight_append(struct fsx_flight_queue *queue, struct fsx_flight *flight
 /* Take out the one to which `*link` points. */
 struct fsx_flight *fsx_flight_unlink(struct fsx_flight_queue *queue, struct fsx_flight **link);
 
+/* Does a reader need a second chunk? */
+static inline bool fsx_reader_spans(const struct fsx_reader *reader) {
+    return reader->offset % FSX_CHUNK_BYTES + reader->length > FSX_CHUNK_BYTES;
+}
+
 /* All who wait for it are the caller's. */
 struct fsx_waiting *fsx_flight_take_readers(struct fsx_flight *flight);
 
@@ -128,6 +135,8 @@ void fsx_flight_note(struct fsx_fetcher *f, enum fsx_failure_kind kind, const st
 
 /* --- without the lock --- */
 
+/* Memory of an answer goes back to the pool; a leaf: it may be called with the cache's lock held. */
+void fsx_flight_give_memory(void *fetcher, void *memory, size_t capacity);
 /* Nobody refers to it, and MPI does not write to its memory. */
 void fsx_flight_free(struct fsx_flight *flight);
 /* With an error: answered; without: Python shall do it. Frees them. */

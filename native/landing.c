@@ -6,6 +6,10 @@
 
 #include <stdlib.h>
 
+/* How often a read that needs two chunks waits for one of them: if the cache is so small that each pushes out the other,
+ * Python reads it. */
+#define ATTEMPTS 4u
+
 /* What a landed flight has become. */
 struct content {
     const uint8_t *data; /* all of the chunk; NULL if it is not to be had like this */
@@ -33,17 +37,13 @@ static struct content decode(struct fsx_lander *lander, const struct fsx_flight 
 }
 
 /* Check and decompress; `keep`: put it into the cache. */
-static struct content examine(struct fsx_lander *lander, const struct fsx_flight *flight, bool keep) {
+static struct content examine(struct fsx_lander *lander, struct fsx_flight *flight, bool keep) {
     struct fsx_fetcher *f = lander->fetcher;
     const struct fsx_stored *chunk = &flight->chunk;
-    if (flight->got == FSX_IN_CACHE) {
-        struct fsx_cached *cached = fsx_cache_find(fsx_content_cache(f->content), flight->entry, flight->number);
-        return (struct content){.data = cached == NULL ? NULL : cached->data, .cached = cached};
-    }
+    if (flight->got == FSX_IN_CACHE)
+        return (struct content){.data = flight->cached->data, .cached = flight->cached};
     if (flight->got < 0 || (size_t)flight->got != chunk->stored_bytes)
         return (struct content){0};
-    FSX_COUNT(lander->hands.counts.origin[FSX_REMOTE].fetches, 1);
-    FSX_COUNT(lander->hands.counts.origin[FSX_REMOTE].fetched_bytes, chunk->stored_bytes);
     if (fsx_content_checks(f->content)) {
         if (!fsx_chunk_is_intact(chunk, flight->memory))
             return (struct content){.damaged = true};
@@ -52,9 +52,14 @@ static struct content examine(struct fsx_lander *lander, const struct fsx_flight
     }
     if (chunk->lz4)
         return decode(lander, flight, keep);
-    if (keep) /* without memory it is not kept, that is all */
-        fsx_content_keep(f->content, flight->entry, flight->number, flight->memory, chunk->content_bytes);
-    return (struct content){.data = flight->memory};
+    if (!keep)
+        return (struct content){.data = flight->memory};
+    const struct fsx_lent lent = {flight->memory, flight->capacity, fsx_flight_give_memory, f};
+    struct fsx_cached *cached = fsx_cache_adopt(fsx_content_cache(f->content), flight->entry, flight->number,
+                                                chunk->content_bytes, &lent);
+    if (cached != NULL)
+        flight->memory = NULL; /* the cache has it, without a copy */
+    return (struct content){.data = lent.data, .cached = cached};
 }
 
 /* With the lock held: count, and tell Python of a failure. Is there one? */
@@ -73,19 +78,43 @@ static bool judge(struct fsx_fetcher *f, const struct fsx_flight *flight, const 
     return true;
 }
 
+/* One that needs two chunks: perhaps both are in the cache now. */
+static void try_again(struct fsx_lander *lander, struct fsx_reader *reader) {
+    struct fsx_fetcher *f = lander->fetcher;
+    if (fsx_content_read(f->content, &lander->hands, reader->entry, reader->offset, reader->length)) {
+        f->ends.answer(f->ends.context, reader, lander->hands.answer, 0);
+        fsx_latency_record(&lander->reads, fsx_flight_now_ns() - reader->start_ns, false);
+        return;
+    }
+    reader->attempt++;
+    if (reader->attempt >= ATTEMPTS || !fsx_fetcher_fetch(f, reader))
+        f->ends.cross(f->ends.context, reader);
+}
+
 static void answer_readers(struct fsx_lander *lander, const struct fsx_flight *flight, const uint8_t *data,
                            struct fsx_waiting *readers) {
     struct fsx_fetcher *f = lander->fetcher;
     const uint64_t begin = (uint64_t)flight->number * FSX_CHUNK_BYTES;
     enum fsx_origin origin = flight->got == FSX_IN_CACHE ? FSX_CACHE : FSX_REMOTE;
+    struct fsx_waiting *spanning = NULL;
     for (struct fsx_waiting *waiting = readers, *next; waiting != NULL; waiting = next) {
         const struct fsx_reader *reader = &waiting->reader;
         next = waiting->next;
+        if (fsx_reader_spans(reader)) { /* later: what the others want may be in the hands with which this is done */
+            waiting->next = spanning;
+            spanning = waiting;
+            continue;
+        }
         f->ends.answer(f->ends.context, reader, data + (reader->offset - begin), 0);
         FSX_COUNT(lander->hands.counts.origin[origin].reads, 1);
         FSX_COUNT(lander->hands.counts.origin[origin].bytes, reader->length);
         fsx_latency_record(&lander->reads, fsx_flight_now_ns() - reader->start_ns, false);
         origin = FSX_CACHE; /* it was fetched once */
+        free(waiting);
+    }
+    for (struct fsx_waiting *waiting = spanning, *next; waiting != NULL; waiting = next) {
+        next = waiting->next;
+        try_again(lander, &waiting->reader);
         free(waiting);
     }
 }
@@ -99,6 +128,10 @@ static void settle(struct fsx_lander *lander, struct fsx_flight *flight, bool ke
     struct fsx_waiting *readers = fsx_flight_take_readers(flight);
     const bool failed = judge(f, flight, &content);
     pthread_mutex_unlock(&f->lock);
+    if (content.data != NULL && flight->got >= 0) {
+        FSX_COUNT(lander->hands.counts.origin[FSX_REMOTE].fetches, 1);
+        FSX_COUNT(lander->hands.counts.origin[FSX_REMOTE].fetched_bytes, flight->chunk.stored_bytes);
+    }
     if (content.data != NULL)
         answer_readers(lander, flight, content.data, readers);
     else
@@ -118,7 +151,7 @@ static void settle(struct fsx_lander *lander, struct fsx_flight *flight, bool ke
 /* With the lock held: does anybody want only a part of it? The rest will be wanted soon. */
 static bool wants_part(const struct fsx_flight *flight) {
     for (const struct fsx_waiting *waiting = flight->readers; waiting != NULL; waiting = waiting->next)
-        if (waiting->reader.length < flight->chunk.content_bytes)
+        if (waiting->reader.length < flight->chunk.content_bytes || fsx_reader_spans(&waiting->reader))
             return true;
     return false;
 }

@@ -80,9 +80,9 @@ static void engine_dealloc(EngineObject *self) {
     if (self->engine != NULL && !fsx_engine_stop(self->engine, 1000))
         self->abandoned = true;
     if (!self->abandoned) {
+        fsx_content_free(self->settings.content);
         fsx_fetcher_free(self->settings.fetcher);
         Py_XDECREF(self->exchange);
-        fsx_content_free(self->settings.content);
         fsx_outputs_free(self->settings.tree.outputs);
         if (self->index != NULL) {
             PyBuffer_Release(&self->marks);
