@@ -105,6 +105,31 @@ def is_closed_on_exec(descriptor: str) -> bool:
     return flags is not None and bool(int(flags[1], 8) & os.O_CLOEXEC)
 
 
+def test_only_peers_of_the_job_are_asked(prepared: Path) -> None:
+    engine = make_engine(PreparedDataset.open(prepared))
+    exchange = _native.Exchange((1,) * 7, (0, 0, 0), (8, 24, 8), 3, 100, 0)
+    for call in (lambda: engine.route(0, [1]), engine.take_failures, engine.fetched):
+        with pytest.raises(ValueError, match="does not fetch"):
+            call()
+    with pytest.raises(TypeError, match="an Exchange"):
+        engine.fetch_with(engine, 0, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="with a limit"):
+        engine.fetch_with(exchange, 0, 0.0)
+    engine.fetch_with(exchange, 0, 1.0)
+    with pytest.raises(ValueError, match="said once"):
+        engine.fetch_with(exchange, 0, 1.0)
+    engine.route(0, [1, 2])
+    engine.route(0, [])
+    for partition, ranks in ((0, [3]), (0, [-1]), (10_000, [1])):
+        with pytest.raises(ValueError, match="no such partition, or no such rank"):
+            engine.route(partition, ranks)
+    with pytest.raises(TypeError):
+        engine.route(0, ["1"])  # type: ignore[list-item]
+    assert engine.take_failures() == []
+    peers, times = engine.fetched()
+    assert (peers, times[:4]) == ([(0, 0)] * 3, (0, 0, 0, 0))
+
+
 def test_answers_while_the_engine_stops(prepared: Path) -> None:
     """Another thread may be in the middle of an answer, without the lock of Python, when the engine is freed."""
     for _ in range(5):
