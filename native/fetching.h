@@ -24,8 +24,8 @@
 #include "content.h"
 #include "exchange.h"
 
-/* Threads that check, decompress and answer. Two: one is not enough for large compressed chunks, and with more than cores
- * they only take turns (docs/performance.md). */
+/* Threads that check, decompress and answer. Two, so that a large compressed chunk does not hold up all others. Not tuned:
+ * on the busy machine of the trial, one, two, and answering on the MPI thread could not be told apart. */
 #define FSX_LANDERS 2u
 
 /* A READ that waits for a chunk. */
