@@ -161,11 +161,13 @@ class OutputTree:
     Attributes:
         outputs: by inode number; those that were removed stay until they are gone from ``--output``.
         standing: what stands in ``--output``, by place.
+        going: outputs about which something is being done there.
     """
 
     def __init__(self, dataset: Names) -> None:
         self.outputs: dict[int, Output] = {}
         self.standing: dict[Place, int] = {}
+        self.going: set[int] = set()
         self._standing_in: dict[int, set[int]] = {}
         self._dataset = dataset
         self._children: dict[int, dict[bytes, int]] = {}
@@ -506,18 +508,23 @@ class OutputTree:
             output = self.outputs.get(inode)
             if output is not None:
                 output.going = Going(Standing(Place(parent, name), version, meta), file)
+                self.going.add(inode)
         return Effect(items[0][0])
+
+    def _go_nowhere(self, output: Output) -> None:
+        output.going = None
+        self.going.discard(output.inode)
 
     def _staying(self, inode: int) -> Effect:
         """It was not done."""
         output = self.get(inode)
-        output.going = None
+        self._go_nowhere(output)
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
 
     def _saved(self, inode: int, parent: int, name: bytes, version: int, meta: int) -> Effect:
         output = self.get(inode)
-        output.going = None
+        self._go_nowhere(output)
         self._stand(output, Place(parent, name), version, meta)
         if output.ready is not None and output.ready[0] <= version:
             output.ready = None
@@ -527,7 +534,7 @@ class OutputTree:
         """It does not stand in ``--output`` any more."""
         output = self.get(inode)
         self._stand_nowhere(output)
-        output.going = None
+        self._go_nowhere(output)
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
 
@@ -545,6 +552,7 @@ class OutputTree:
             standing = self.outputs[inode].standing
             assert standing is not None and standing.place == place
             assert inode in self._standing_in[place.parent]
+        assert self.going == {inode for inode, output in self.outputs.items() if output.going is not None}
         assert len(self.standing) == sum(map(len, self._standing_in.values()))
         assert len(self.standing) == sum(output.standing is not None for output in self.outputs.values())
 

@@ -39,6 +39,13 @@ Decide = Callable[[Operation], Awaitable[int]]
 T = TypeVar("T")
 
 
+class _CircleError(RefusedError):
+    """An output needs a directory that waits for it to go out of the way."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EAGAIN)
+
+
 async def in_thread(function: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None) -> T:
     """Call something that blocks, perhaps for ever; who is cancelled leaves it behind."""
     return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=limiter)
@@ -99,6 +106,7 @@ class Placer:
 
     async def publish(self, inodes: Sequence[int]) -> tuple[list[int], dict[int, OSError]]:
         """Give those copies their names that can have them at once, with few syncs: which have them, which failed."""
+        await self.find_out_all()
         outputs = [self._tree.outputs[inode] for inode in inodes if inode in self._tree.outputs]
         jobs: list[tuple[Output, Standing, str, bytes, tuple[Any, ...]]] = []
         for output in outputs:
@@ -150,6 +158,8 @@ class Placer:
         """One step, or several, for one output."""
         if inode in self._active:
             return  # a circle: who needs it must do without
+        if not self._active:
+            await self.find_out_all()
         self._active.add(inode)
         try:
             await self._place(inode)
@@ -157,7 +167,6 @@ class Placer:
             self._active.discard(inode)
 
     async def _place(self, inode: int) -> None:
-        await self.find_out(inode)
         output = self._tree.outputs.get(inode)
         if output is None or output.is_saved():
             return
@@ -236,12 +245,18 @@ class Placer:
             old = self._tree.standing_path(output.standing.place)
             await in_thread(self._shelf.remove, old, output.is_directory)
 
-    async def find_out(self, inode: int) -> None:
-        """If something was announced, by us before an error or by another node before its death: was it done?"""
-        output = self._tree.outputs.get(inode)
-        if output is None or output.going is None:
-            return
-        going = output.going
+    async def find_out_all(self) -> None:
+        """What was announced, by us before an error or by another node before its death: was it done?
+
+        Before anything else is: whose place it was, and whose it is, must be known.
+        """
+        pending = sorted(self._tree.going, key=lambda inode: not self._tree.outputs[inode].is_directory)
+        for inode in pending:  # directories first: where is what stands in them?
+            output = self._tree.outputs[inode]
+            if output.going is not None:
+                await self._find_out(output, output.going)
+
+    async def _find_out(self, output: Output, going: Going) -> None:
         done, path = False, b""
         try:
             path = self._tree.standing_path(going.standing.place)
@@ -295,6 +310,8 @@ class Placer:
         for parent in reversed(self._above(directory)):
             if self._must_precede(parent, output):
                 await self.place(parent.inode)
+            if parent.standing is None and parent.inode in self._active:
+                raise _CircleError
             if parent.standing is None or parent.going is not None:
                 raise RefusedError(errno.EAGAIN)
 
@@ -322,7 +339,11 @@ class Placer:
         if occupant.inode in self._active:
             await self._park(occupant, occupant.standing)
             return
-        await self.place(occupant.inode)
+        try:
+            await self.place(occupant.inode)
+        except _CircleError:
+            if self._occupant(place, output) is occupant:
+                await self._park(occupant, occupant.standing)
         if self._occupant(place, output) is occupant and occupant.place is not None:
             await self._send_ahead(occupant, occupant.place)
 
