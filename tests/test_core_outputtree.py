@@ -217,7 +217,7 @@ def step(pair: Pair, random: Random) -> None:
     place = random.choice([Place(1, random.choice(NAMES)), known.place if known and known.place else Place(2, b"a")])
     version, meta = random.randrange(5), random.randrange(5)
     attribute = random.choice((b"user.a", b"user.b"))
-    match random.randrange(14):
+    match random.randrange(16):
         case 0 | 1 | 2:
             pair.make(path(), random.choice((FILE, DIRECTORY, LINK)), random.random() < 0.5)
         case 3 | 4:
@@ -234,6 +234,10 @@ def step(pair: Pair, random: Random) -> None:
             pair.apply("removexattr", inode, attribute)
         case 12:
             pair.apply("ready", inode, version, f"{inode:x}-{version}")
+        case 14:
+            pair.apply("going", [[inode, *place, version, meta, random.choice(("", f"{inode:x}-{version}"))]])
+        case 15:
+            pair.apply(*random.choice((("staying", inode), ("unready", inode, f"{inode:x}-{version}"))))
         case 13 if random.random() < 0.7:
             pair.apply("saved", inode, *place, version, meta)
         case _:

@@ -218,7 +218,9 @@ class Shelf:
         self._check()
         try:
             return os.lstat(self.path(relative))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+                raise
             return None
 
     def target(self, relative: bytes) -> bytes:
