@@ -13,6 +13,9 @@
 #define XATTR_PREFIX "user.fanstore."
 #define BLOCK_BYTES 4096u
 #define NANOSECONDS 1000000000
+#ifndef FOPEN_NOFLUSH
+#define FOPEN_NOFLUSH (1 << 5)
+#endif
 
 _Static_assert(sizeof(struct fuse_entry_out) == 128 && sizeof(struct fuse_attr_out) == 104 &&
                    sizeof(struct fuse_attr) == 88 && sizeof(struct fuse_dirent) == 24 &&
@@ -239,16 +242,17 @@ static enum fsx_verdict open_(const struct fsx_tree *tree, const struct fsx_requ
     const struct fuse_open_in *in = fsx_request_fixed(request, sizeof *in);
     if (in == NULL)
         return FSX_FORWARD;
-    const bool no_open = atomic_load_explicit(&tree->no_open, memory_order_relaxed);
     const bool output = tree->outputs != NULL && fsx_is_output(request->nodeid);
     const bool writes = (in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC) != 0;
-    /* With outputs, what is written to the dataset is refused later: the kernel must not ask for each output. */
-    if (writes && !output && (tree->outputs == NULL || !no_open))
+    if (writes && !output)
         return fail(reply, EROFS);
-    if (no_open)
-        return fail(reply, ENOSYS); /* from now on the kernel opens by itself, and keeps what it has read */
-    const bool keep = !output || fsx_outputs_alone(tree->outputs);
-    const struct fuse_open_out out = {.fh = request->nodeid, .open_flags = keep ? FOPEN_KEEP_CACHE : 0};
+    /* From then on the kernel opens by itself, and keeps what it has read. Not if there are outputs: it would open a file
+     * of the dataset for writing as well, and a map of it could be written to. */
+    if (tree->outputs == NULL && atomic_load_explicit(&tree->no_open, memory_order_relaxed))
+        return fail(reply, ENOSYS);
+    const uint32_t keep = !output || fsx_outputs_alone(tree->outputs) ? FOPEN_KEEP_CACHE : 0;
+    const uint32_t silent = output ? 0 : FOPEN_NOFLUSH; /* there is nothing to be told when it is closed */
+    const struct fuse_open_out out = {.fh = request->nodeid, .open_flags = keep | silent};
     return succeed(reply, &out, sizeof out);
 }
 
@@ -373,7 +377,7 @@ static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_re
         return output || dataset;
     case FUSE_FLUSH: /* never ENOSYS, or the kernel would not tell of those that matter */
         if (output)
-            *verdict = fsx_outputs_alone(tree->outputs) ? FSX_CLOSED : FSX_FORWARD;
+            *verdict = fsx_outputs_waits(tree->outputs) ? FSX_FORWARD : FSX_CLOSED;
         else
             *verdict = succeed(reply, "", 0);
         return true;

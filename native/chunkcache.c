@@ -15,6 +15,7 @@ enum state { LOADING, READY, FAILED };
 
 struct node {
     struct fsx_cached public; /* first: a struct fsx_cached * is a struct node * */
+    struct fsx_lent lent;     /* its memory, if it is not malloc's */
     uint64_t key;
     struct node *chain;          /* next in its bucket */
     struct node *older, *newer;  /* in the list of idle nodes */
@@ -51,7 +52,10 @@ struct fsx_cache *fsx_cache_new(uint64_t capacity_bytes) {
 }
 
 static void free_node(struct node *node) {
-    free(node->public.data);
+    if (node->lent.give != NULL)
+        node->lent.give(node->lent.owner, node->lent.data, node->lent.capacity);
+    else
+        free(node->public.data);
     free(node);
 }
 
@@ -148,6 +152,19 @@ static struct node *find_ready(struct fsx_cache *cache, uint64_t key) {
     }
 }
 
+/* With the lock held: a new node, with one user. */
+static void insert(struct fsx_cache *cache, struct node *node, uint64_t key, enum state state, uint8_t *data,
+                   size_t bytes) {
+    struct node **bucket = bucket_of(cache, key);
+    *node = (struct node){.public = {.data = data, .bytes = bytes}, .key = key, .users = 1, .state = state,
+                          .chain = *bucket};
+    *bucket = node;
+    cache->counts.used_bytes += bytes;
+    cache->counts.chunks++;
+    cache->counts.misses++;
+    make_room(cache);
+}
+
 struct fsx_cached *fsx_cache_find(struct fsx_cache *cache, uint32_t entry, uint32_t chunk) {
     pthread_mutex_lock(&cache->lock);
     struct node *node = find_ready(cache, key_of(entry, chunk));
@@ -168,22 +185,29 @@ struct fsx_cached *fsx_cache_claim(struct fsx_cache *cache, uint32_t entry, uint
             free(data);
             node = NULL;
         } else {
-            node->public = (struct fsx_cached){.data = data, .bytes = bytes};
-            node->key = key;
-            node->users = 1;
-            node->state = LOADING;
-            struct node **bucket = bucket_of(cache, key);
-            node->chain = *bucket;
-            *bucket = node;
-            cache->counts.used_bytes += bytes;
-            cache->counts.chunks++;
-            cache->counts.misses++;
-            make_room(cache);
+            insert(cache, node, key, LOADING, data, bytes);
             *claimed = true;
         }
     }
     pthread_mutex_unlock(&cache->lock);
     return node == NULL ? NULL : &node->public;
+}
+
+struct fsx_cached *fsx_cache_adopt(struct fsx_cache *cache, uint32_t entry, uint32_t chunk, size_t bytes,
+                                   const struct fsx_lent *lent) {
+    struct node *node = calloc(1, sizeof *node);
+    if (node == NULL)
+        return NULL;
+    pthread_mutex_lock(&cache->lock);
+    const bool there = lookup(cache, key_of(entry, chunk)) != NULL;
+    if (!there) {
+        insert(cache, node, key_of(entry, chunk), READY, lent->data, bytes);
+        node->lent = *lent;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    if (there)
+        free(node);
+    return there ? NULL : &node->public;
 }
 
 static void settle(struct fsx_cache *cache, struct fsx_cached *cached, enum state state, bool keep) {

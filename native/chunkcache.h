@@ -1,6 +1,6 @@
 /* chunkcache.h: chunks of files in memory, so that many small reads of one load it once.
  *
- * Holds what was decompressed here, what had to be checked as a whole, and what Python fetched from another node. Owns
+ * Holds what was decompressed here, what had to be checked as a whole, and what was fetched from another node. Owns
  * the memory of the chunks; a caller that was given one keeps it with a reference until it gives it back, and never
  * changes it. Any thread; one lock, held for a few assignments only, never while a chunk is loaded or copied.
  */
@@ -34,6 +34,18 @@ struct fsx_cached *fsx_cache_find(struct fsx_cache *cache, uint32_t entry, uint3
 /* As find; but if it is not here, memory for `bytes` bytes, `*claimed` set: the caller loads it and then calls publish or
  * abandon, and meanwhile others wait. NULL without memory. */
 struct fsx_cached *fsx_cache_claim(struct fsx_cache *cache, uint32_t entry, uint32_t chunk, size_t bytes, bool *claimed);
+
+/* Page-aligned memory of somebody else. `give` takes it back, with the cache's lock held; its owner outlives the cache. */
+struct fsx_lent {
+    uint8_t *data;
+    size_t capacity;
+    void (*give)(void *owner, void *data, size_t capacity);
+    void *owner;
+};
+/* A chunk of `bytes` bytes that was loaded into such memory, which is the cache's from now on; give the chunk back with
+ * release. NULL if it is here already, or without memory: then all remains the caller's. */
+struct fsx_cached *fsx_cache_adopt(struct fsx_cache *cache, uint32_t entry, uint32_t chunk, size_t bytes,
+                                   const struct fsx_lent *lent);
 
 /* A claimed chunk is loaded; the caller still holds it. Without `keep` it goes when the last one gives it back: it was
  * loaded once for all who wanted it together, and from now on there is a cheaper way. */

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <lz4.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +12,9 @@
 #include <sys/statfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <linux/magic.h>
+#include "chunk.h"
 #include "pages.h"
 
 #ifndef RWF_DONTCACHE
@@ -44,9 +43,6 @@ _Static_assert(FSX_ANSWER_BYTES + PAGE_BYTES <= ANSWER_ROOM && FSX_CHUNK_BYTES +
 #define IN_ORDER_GAP (256u << 10)
 #define IN_ORDER_ENOUGH 8u
 #define AHEAD_BYTES (8u << 20)
-
-#define FRAME_HEADER_BYTES 15u
-#define BLOCK_IS_PLAIN 0x80000000u
 
 /* One file that holds a partition. Never changes once it is published, but for what is atomic. */
 struct file {
@@ -217,6 +213,22 @@ int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uin
 
 struct fsx_cache *fsx_content_cache(struct fsx_content *content) { return content->cache; }
 
+const struct fsx_index *fsx_content_index(const struct fsx_content *content) { return content->index; }
+
+bool fsx_content_has_file(const struct fsx_content *content, uint32_t partition) {
+    return atomic_load_explicit(&content->files[partition], memory_order_acquire) != NULL;
+}
+
+bool fsx_content_checks(const struct fsx_content *content) { return content->verify != FSX_VERIFY_NEVER; }
+
+void fsx_read_counts_add(struct fsx_read_counts *sum, const struct fsx_read_counts *part) {
+    uint64_t *sums = (uint64_t *)sum;
+    const uint64_t *parts = (const uint64_t *)part;
+    for (size_t i = 0; i < sizeof *sum / sizeof *sums; i++)
+        sums[i] += FSX_COUNTED(parts[i]);
+}
+_Static_assert(sizeof(struct fsx_read_counts) % sizeof(uint64_t) == 0, "it is an array of 64-bit numbers");
+
 /* ---- bytes of a file -------------------------------------------------------------------------------------------- */
 
 static bool pread_exactly(int fd, uint8_t *target, size_t length, uint64_t position) {
@@ -333,36 +345,10 @@ static bool read_stored(struct fsx_hands *hands, struct file *file, uint8_t *tar
 
 /* ---- chunks ----------------------------------------------------------------------------------------------------- */
 
-/* Where one chunk of a file is stored and what it must be; Chunk of fanstore/format/index.py. */
-struct chunk {
-    uint64_t position;
-    size_t stored_bytes;
-    size_t content_bytes;
-    uint64_t checksum;
-    size_t mark;
-    bool first;
-    bool lz4;
-};
-
-static struct chunk chunk_of(const struct fsx_index *x, uint32_t entry, uint32_t number) {
-    const bool lz4 = x->codec[entry] == FSX_CODEC_LZ4;
-    if (x->count[entry] == 0)
-        return (struct chunk){.position = x->offset[entry], .stored_bytes = (size_t)x->stored[entry],
-                              .content_bytes = (size_t)x->size[entry], .checksum = x->checksum[entry], .mark = entry,
-                              .first = true, .lz4 = lz4};
-    const struct fsx_chunk *record = x->chunks + x->first[entry] + number;
-    const uint64_t end = number + 1 < x->count[entry] ? record[1].start : x->stored[entry];
-    const uint64_t left = x->size[entry] - (uint64_t)number * FSX_CHUNK_BYTES;
-    return (struct chunk){.position = x->offset[entry] + record->start, .stored_bytes = (size_t)(end - record->start),
-                          .content_bytes = left < FSX_CHUNK_BYTES ? (size_t)left : FSX_CHUNK_BYTES,
-                          .checksum = record->checksum,
-                          .mark = (size_t)x->entries + x->first[entry] + number, .first = number == 0, .lz4 = lz4};
-}
-
 int fsx_content_keep(struct fsx_content *content, uint32_t entry, uint32_t number, const void *data, size_t bytes) {
     const struct fsx_index *x = content->index;
     if (entry >= x->entries || !S_ISREG(x->mode[entry]) || number >= (x->count[entry] > 0 ? x->count[entry] : 1) ||
-        chunk_of(x, entry, number).content_bytes != bytes)
+        fsx_chunk_of(x, entry, number).content_bytes != bytes)
         return EINVAL;
     bool claimed;
     struct fsx_cached *cached = fsx_cache_claim(content->cache, entry, number, bytes, &claimed);
@@ -376,7 +362,7 @@ int fsx_content_keep(struct fsx_content *content, uint32_t entry, uint32_t numbe
     return 0;
 }
 
-static bool must_check(const struct fsx_content *content, const struct file *file, const struct chunk *chunk) {
+static bool must_check(const struct fsx_content *content, const struct file *file, const struct fsx_stored *chunk) {
     if (content->verify == FSX_VERIFY_NEVER)
         return false;
     if (content->verify == FSX_VERIFY_ALWAYS)
@@ -384,49 +370,20 @@ static bool must_check(const struct fsx_content *content, const struct file *fil
     return !file->verified && atomic_load_explicit(&content->marks[chunk->mark], memory_order_relaxed) != file->number;
 }
 
-/* The LZ4 block of a stored chunk (decode_chunk of fanstore/format/codec.py). */
-static bool decode(const struct chunk *chunk, const uint8_t *stored, uint8_t *target) {
-    static const uint8_t FRAME_START[6] = {0x04, 0x22, 0x4D, 0x18, 0x68, 0x70};
-    size_t left = chunk->stored_bytes;
-    if (chunk->first) {
-        if (left < FRAME_HEADER_BYTES || memcmp(stored, FRAME_START, sizeof FRAME_START) != 0)
-            return false;
-        stored += FRAME_HEADER_BYTES;
-        left -= FRAME_HEADER_BYTES;
-    }
-    if (left < 4)
-        return false;
-    const uint32_t field = (uint32_t)stored[0] | (uint32_t)stored[1] << 8 | (uint32_t)stored[2] << 16 |
-                           (uint32_t)stored[3] << 24;
-    const size_t length = field & ~BLOCK_IS_PLAIN;
-    stored += 4;
-    left -= 4;
-    if (length > left)
-        return false;
-    if ((field & BLOCK_IS_PLAIN) != 0) {
-        if (length != chunk->content_bytes)
-            return false;
-        memcpy(target, stored, length);
-        return true;
-    }
-    return LZ4_decompress_safe((const char *)stored, (char *)target, (int)length, (int)chunk->content_bytes) ==
-           (int)chunk->content_bytes;
-}
-
 /* The whole content of a chunk into `target`, which has room for it and a page more. */
-static bool load(struct fsx_content *content, struct fsx_hands *hands, struct file *file, const struct chunk *chunk,
+static bool load(struct fsx_content *content, struct fsx_hands *hands, struct file *file, const struct fsx_stored *chunk,
                  uint8_t *target, bool again) {
     uint8_t *stored = chunk->lz4 ? hands->stored : target;
     if (!read_stored(hands, file, stored, chunk->stored_bytes, chunk->position, again))
         return false;
     if (must_check(content, file, chunk)) {
-        if (XXH3_64bits(stored, chunk->stored_bytes) != chunk->checksum)
+        if (!fsx_chunk_is_intact(chunk, stored))
             return false;
         atomic_store_explicit(&content->marks[chunk->mark], file->number, memory_order_relaxed);
         FSX_COUNT(hands->counts.checked_chunks, 1);
         FSX_COUNT(hands->counts.checked_bytes, chunk->stored_bytes);
     }
-    return !chunk->lz4 || decode(chunk, stored, target);
+    return !chunk->lz4 || fsx_chunk_decode(chunk, stored, target);
 }
 
 static void count_read(struct fsx_hands *hands, enum fsx_origin origin, size_t bytes) {
@@ -436,7 +393,8 @@ static void count_read(struct fsx_hands *hands, enum fsx_origin origin, size_t b
 
 /* A part of a chunk through the cache; others that want the same chunk wait for it. */
 static bool read_through_cache(struct fsx_content *content, struct fsx_hands *hands, struct file *file, uint32_t entry,
-                               uint32_t number, const struct chunk *chunk, size_t start, size_t length, uint8_t *target) {
+                               uint32_t number, const struct fsx_stored *chunk, size_t start, size_t length,
+                               uint8_t *target) {
     bool claimed;
     struct fsx_cached *cached = fsx_cache_claim(content->cache, entry, number, chunk->content_bytes, &claimed);
     if (cached == NULL)
@@ -477,7 +435,7 @@ static bool read_part(struct fsx_content *content, struct fsx_hands *hands, uint
     struct file *file = atomic_load_explicit(&content->files[x->part[entry]], memory_order_acquire);
     if (file == NULL)
         return read_cached(content, hands, entry, number, start, length, target);
-    const struct chunk chunk = chunk_of(x, entry, number);
+    const struct fsx_stored chunk = fsx_chunk_of(x, entry, number);
     const bool whole = start == 0 && length == chunk.content_bytes;
     bool done;
     if (!chunk.lz4 && !must_check(content, file, &chunk))

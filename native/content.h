@@ -18,8 +18,8 @@
 /* When bytes are compared with their checksum; Verify of fanstore/core/reader.py. */
 enum fsx_verify { FSX_VERIFY_FIRST, FSX_VERIFY_ALWAYS, FSX_VERIFY_NEVER };
 
-/* Where bytes come from; order and meaning of Source in fanstore/core/statistics.py, as far as it is known here. */
-enum fsx_origin { FSX_LOCAL, FSX_SHARED, FSX_CACHE, FSX_ORIGINS };
+/* Where bytes come from; order and meaning of Source in fanstore/core/statistics.py. */
+enum fsx_origin { FSX_LOCAL, FSX_REMOTE, FSX_SHARED, FSX_CACHE, FSX_ORIGINS };
 
 /* Largest answer to one READ: the most that the kernel asks for (256 pages). */
 #define FSX_ANSWER_BYTES (1u << 20)
@@ -34,6 +34,9 @@ struct fsx_read_counts {
     uint64_t checked_chunks, checked_bytes;
     uint64_t direct; /* reads of a disk that went round the page cache */
 };
+
+/* Add what another thread has counted so far. */
+void fsx_read_counts_add(struct fsx_read_counts *sum, const struct fsx_read_counts *part);
 
 /* What one thread works with. */
 struct fsx_hands {
@@ -60,8 +63,13 @@ int fsx_content_use(struct fsx_content *content, uint32_t partition, int fd, uin
  * chunk, or one of another length: what is in the cache is copied from without a further look. */
 int fsx_content_keep(struct fsx_content *content, uint32_t entry, uint32_t number, const void *data, size_t bytes);
 
-/* The cache, for its counters. */
+/* The cache, for its counters, and for chunks of other nodes. */
 struct fsx_cache *fsx_content_cache(struct fsx_content *content);
+const struct fsx_index *fsx_content_index(const struct fsx_content *content);
+/* Is there a file for this partition here? */
+bool fsx_content_has_file(const struct fsx_content *content, uint32_t partition);
+/* Are chunks that come from elsewhere compared with their checksum? */
+bool fsx_content_checks(const struct fsx_content *content);
 
 /* `length` bytes (at most FSX_ANSWER_BYTES) of a file from `offset`, all inside it, into hands->answer. False if Python
  * must do it. */

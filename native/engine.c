@@ -69,6 +69,7 @@ struct fsx_engine {
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
 
     struct fsx_crossings *crossings;
+    atomic_uint_least64_t crossed_late; /* reads that the fetcher has passed on */
     atomic_uint visitors; /* calls of Python under way; the engine is not freed before they end */
 
     pthread_mutex_t lock;
@@ -126,6 +127,30 @@ static void cross(struct worker *worker, const struct fsx_asked *asked) {
     free(asked->parked);
     fsx_device_reply(worker->device, asked->unique, NULL, 0, error);
 }
+
+/* A read of the dataset that nobody here can answer. */
+static struct fsx_asked asked_of(const struct fsx_reader *reader) {
+    return (struct fsx_asked){.kind = FSX_CROSS_READ, .worker = reader->worker, .unique = reader->unique,
+                              .number = reader->entry, .offset = reader->offset, .length = reader->length};
+}
+
+/* The fetcher's ends: on its threads. */
+static void answer_fetched(void *context, const struct fsx_reader *reader, const void *data, int error) {
+    const struct fsx_engine *engine = context;
+    fsx_device_reply(engine->workers[reader->worker].device, reader->unique, data, error == 0 ? reader->length : 0, error);
+}
+
+static void cross_fetched(void *context, const struct fsx_reader *reader) {
+    struct fsx_engine *engine = context;
+    const struct fsx_asked asked = asked_of(reader);
+    const int error = fsx_crossings_put(engine->crossings, &asked);
+    if (error == 0)
+        atomic_fetch_add(&engine->crossed_late, 1);
+    else
+        answer_fetched(context, reader, NULL, error);
+}
+
+static void tell_failure(void *context) { wake_python(context); }
 
 /* The content of an output is not on this node: Python reads it, or brings it here before it is changed. */
 static void cross_output(struct worker *worker, const struct fsx_request *request, const struct fsx_task *task) {
@@ -186,7 +211,9 @@ static void interrupt(struct worker *worker, const struct fsx_request *request) 
     const struct fuse_interrupt_in *in = fsx_request_fixed(request, sizeof *in);
     struct fsx_engine *engine = worker->engine;
     uint32_t number;
-    if (in != NULL && fsx_crossings_interrupt(engine->crossings, in->unique, &number)) {
+    struct fsx_fetcher *fetcher = engine->settings.fetcher;
+    if (in != NULL && ((fetcher != NULL && fsx_fetcher_interrupt(fetcher, in->unique, &number)) ||
+                       fsx_crossings_interrupt(engine->crossings, in->unique, &number))) {
         FSX_COUNT(worker->interrupted, 1);
         fsx_device_reply(engine->workers[number].device, in->unique, NULL, 0, EINTR);
     }
@@ -314,8 +341,11 @@ static void handle(struct worker *worker, size_t bytes) {
         return;
     case FSX_READ:
         if (!fsx_content_read(engine->settings.content, &worker->hands, reply.entry, reply.offset, reply.length)) {
-            cross(worker, &(struct fsx_asked){.kind = FSX_CROSS_READ, .worker = worker->number, .unique = request.unique,
-                                              .number = reply.entry, .offset = reply.offset, .length = reply.length});
+            const struct fsx_reader reader = {.worker = worker->number, .entry = reply.entry, .unique = request.unique,
+                                              .offset = reply.offset, .length = reply.length, .start_ns = start_ns};
+            const struct fsx_asked asked = asked_of(&reader);
+            if (engine->settings.fetcher == NULL || !fsx_fetcher_fetch(engine->settings.fetcher, &reader))
+                cross(worker, &asked);
             return;
         }
         reply.bytes = reply.length;
@@ -445,7 +475,12 @@ struct fsx_engine *fsx_engine_start(const struct fsx_engine_settings *settings) 
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&engine->pump, NULL, pump_main, engine);
+    int error = 0;
+    if (settings->fetcher != NULL)
+        error = fsx_fetcher_start(settings->fetcher, &(struct fsx_fetch_ends){engine, answer_fetched, cross_fetched,
+                                                                              tell_failure});
+    if (error == 0)
+        error = pthread_create(&engine->pump, NULL, pump_main, engine);
     engine->pump_started = error == 0;
     for (uint32_t i = 0; error == 0 && i < settings->workers; i++) {
         error = pthread_create(&engine->workers[i].thread, NULL, worker_main, &engine->workers[i]);
@@ -481,10 +516,7 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
         const struct worker *worker = &engine->workers[i];
         for (int op = 0; op < FSX_OPERATIONS; op++)
             fsx_latency_add(&counts->operations[op], &worker->operations[op]);
-        const uint64_t *part = (const uint64_t *)&worker->hands.counts;
-        uint64_t *sum = (uint64_t *)&counts->reads;
-        for (size_t k = 0; k < sizeof counts->reads / sizeof *sum; k++)
-            sum[k] += FSX_COUNTED(part[k]);
+        fsx_read_counts_add(&counts->reads, &worker->hands.counts);
         counts->forwarded += FSX_COUNTED(worker->forwarded);
         counts->crossings += FSX_COUNTED(worker->crossings);
         counts->interrupted += FSX_COUNTED(worker->interrupted);
@@ -492,8 +524,10 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
     }
     if (engine->tree.outputs != NULL)
         fsx_outputs_count(engine->tree.outputs, &counts->outputs);
+    if (engine->settings.fetcher != NULL)
+        fsx_fetcher_count(engine->settings.fetcher, &counts->operations[FSX_OP_READ], &counts->reads);
+    counts->crossings += atomic_load(&engine->crossed_late);
 }
-_Static_assert(sizeof(struct fsx_read_counts) % sizeof(uint64_t) == 0, "it is an array of 64-bit numbers");
 
 /* Threads that hang keep the engine, but not the mount: with its last descriptor the kernel ends the connection, and
  * whoever waits is told. The numbers stay taken, because those threads will write to them. */
@@ -508,11 +542,15 @@ static void drop_devices(struct fsx_engine *engine) {
 bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms) {
     atomic_store(&engine->stopping, true);
     fsx_crossings_end(engine->crossings);
+    struct fsx_fetcher *fetcher = engine->settings.fetcher;
+    if (fetcher != NULL)
+        fsx_fetcher_end(fetcher);
     shutdown(engine->settings.socket, SHUT_RDWR);
     /* A signal that comes between a worker's look at `stopping` and its read is lost: so again and again. */
     uint32_t running;
     for (uint32_t waited_ms = 0;; waited_ms++) {
-        running = atomic_load(&engine->visitors) + (engine->pump_started && !atomic_load(&engine->pump_ended));
+        running = atomic_load(&engine->visitors) + (engine->pump_started && !atomic_load(&engine->pump_ended)) +
+                  (fetcher != NULL ? fsx_fetcher_running(fetcher) : 0);
         for (uint32_t i = 0; i < engine->settings.workers; i++)
             if (engine->workers[i].started && !atomic_load(&engine->workers[i].ended)) {
                 pthread_kill(engine->workers[i].thread, WAKE_SIGNAL);
@@ -531,6 +569,8 @@ bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms) {
             pthread_join(engine->workers[i].thread, NULL);
     if (engine->pump_started)
         pthread_join(engine->pump, NULL);
+    if (fetcher != NULL)
+        fsx_fetcher_join(fetcher);
     free_engine(engine);
     return true;
 }

@@ -2,7 +2,8 @@
  *
  *   kernel == /dev/fuse ==> worker threads --- answers.c, content.c, outputs.c ---> kernel
  *                              |    |
- *                              |    +-- what needs another node: a line of crossings, and an eventfd --> Python
+ *                              |    +-- of other nodes: fetching.c ---> kernel, or like all that is not here:
+ *                              |    +-- a line of crossings, and an eventfd --> Python
  *                              +------- all other messages: a SOCK_SEQPACKET socket --> pyfuse3 --> pump thread --> kernel
  *
  * Each worker has its own descriptor of the connection (FUSE_DEV_IOC_CLONE); the kernel wants a reply on the descriptor
@@ -17,6 +18,7 @@
 #include "answers.h"
 #include "content.h"
 #include "crossings.h"
+#include "fetching.h"
 
 #define FSX_ENGINE_WORKERS_MAX 64u
 
@@ -37,6 +39,7 @@ struct fsx_engine_counts {
 struct fsx_engine_settings {
     struct fsx_tree tree;        /* its outputs must outlive the engine */
     struct fsx_content *content; /* the caller's; must outlive the engine */
+    struct fsx_fetcher *fetcher; /* likewise; NULL if other nodes are Python's */
     int device;                  /* /dev/fuse of the mount; duplicated */
     int socket;                  /* to pyfuse3; duplicated */
     int wake;                    /* an eventfd, readable when there are crossings or the engine has ended; duplicated */

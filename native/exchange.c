@@ -25,8 +25,9 @@ enum slot_kind { EMPTY, LISTEN, ANSWER, ABANDONED, MESSAGE, REPLY };
 struct fsx_slot {
     enum slot_kind kind;
     int peer, tag;
-    void *owner;  /* ANSWER: token */
-    void *memory; /* ANSWER, ABANDONED, REPLY: token or NULL; MESSAGE: to be freed */
+    const struct fsx_asker *asker; /* ANSWER, ABANDONED: NULL for Python */
+    void *owner;                   /* ANSWER, ABANDONED: token */
+    void *memory;                  /* ANSWER, ABANDONED, REPLY: token or NULL; MESSAGE: to be freed */
 };
 
 struct fsx_reply {
@@ -115,11 +116,22 @@ static void release(struct fsx_exchange *x, void *memory) {
     x->released[x->released_count++] = memory;
 }
 
-static void land(struct fsx_exchange *x, struct fsx_landed landed) {
+/* Give an answer to who asked; `landed.memory` is NULL if MPI keeps it. */
+static void land(struct fsx_exchange *x, const struct fsx_asker *asker, bool returned, struct fsx_landed landed) {
+    if (asker != NULL) {
+        asker->landed(landed.owner, landed.got, returned);
+        return;
+    }
     pthread_mutex_lock(&x->lock);
     x->landed[x->landed_count++] = landed;
     pthread_mutex_unlock(&x->lock);
 }
+
+static enum fsx_side side_of(const struct fsx_asker *asker) {
+    return asker == NULL ? FSX_SIDE_PYTHON : FSX_SIDE_ENGINE;
+}
+
+static void set_flag(uint8_t *flag, uint8_t value) { __atomic_store_n(flag, value, __ATOMIC_RELAXED); }
 
 static void write_eventfd(int fd) {
     const uint64_t one = 1;
@@ -222,7 +234,7 @@ bool fsx_exchange_add_map(struct fsx_exchange *x, uint32_t partition, const void
 /* A message is here; take it and those behind it, up to one that is for Python. */
 static void hear(struct fsx_exchange *x, int peer, int bytes) {
     while (bytes != FSX_FAILED) {
-        x->peers[peer].silent = 0;
+        set_flag(&x->peers[peer].silent, 0);
         if (!serve(x, peer, bytes)) {
             add_event(x, FSX_HEARD, peer, bytes);
             return;
@@ -274,19 +286,21 @@ static void ask(struct fsx_exchange *x, const struct fsx_question *question) {
     const struct fsx_landed failed = {question->owner, question->memory, question->peer, FSX_FAILED};
     if (peer->gone || x->closing) {
         free(question->message);
-        land(x, failed);
+        land(x, question->asker, true, failed);
         return;
     }
     /* There is a tag: a question has a place in the window, and keeps it as long as its tag. */
-    const int tag = peer->tags[--peer->tag_count];
+    const enum fsx_side side = side_of(question->asker);
+    const int tag = peer->tags[side][--peer->tag_count[side]];
     const int slot = take_slot(x, (struct fsx_slot){.kind = ANSWER, .peer = question->peer, .tag = tag,
-                                                    .owner = question->owner, .memory = question->memory});
+                                                    .asker = question->asker, .owner = question->owner,
+                                                    .memory = question->memory});
     const int code = x->mpi.irecv(question->answer, question->answer_bytes, x->mpi.byte, question->peer, tag,
                                   x->mpi.communicator, handle(x, slot));
     if (code != 0) {
         free_slot(x, slot);
         free(question->message);
-        land(x, failed);
+        land(x, question->asker, true, failed);
         add_event(x, FSX_LOST, question->peer, code);
         return;
     }
@@ -325,18 +339,20 @@ static void dispatch(struct fsx_exchange *x, int slot_number, int got) {
         hear(x, slot.peer, got);
         break;
     case ANSWER:
-        peer->tags[peer->tag_count++] = slot.tag;
+        peer->tags[side_of(slot.asker)][peer->tag_count[side_of(slot.asker)]++] = slot.tag;
         if (got == FSX_FAILED) {
             add_event(x, FSX_LOST, slot.peer, FSX_FAILED);
         } else {
-            peer->silent = 0;
+            set_flag(&peer->silent, 0);
             x->counters.fetches++;
             x->counters.fetched_bytes += (uint64_t)got;
         }
-        land(x, (struct fsx_landed){slot.owner, slot.memory, slot.peer, got});
+        land(x, slot.asker, true, (struct fsx_landed){slot.owner, slot.memory, slot.peer, got});
         break;
     case ABANDONED:
         x->abandoned--;
+        if (slot.asker != NULL)
+            slot.asker->returned(slot.owner);
         release(x, slot.memory);
         break;
     case MESSAGE:
@@ -440,24 +456,44 @@ void fsx_exchange_interrupt(struct fsx_exchange *x) {
 
 void fsx_exchange_clear_interrupt(struct fsx_exchange *x) { __atomic_store_n(&x->interrupted, 0, __ATOMIC_SEQ_CST); }
 
-/* ---- trio thread ---------------------------------------------------------------------------------------------- */
+/* ---- askers --------------------------------------------------------------------------------------------------- */
 
 void fsx_exchange_submit(struct fsx_exchange *x, const struct fsx_question *question) {
     pthread_mutex_lock(&x->lock);
     const bool broken = x->broken;
-    if (broken)
-        x->landed[x->landed_count++] = (struct fsx_landed){question->owner, question->memory, question->peer, FSX_FAILED};
-    else {
+    if (!broken) {
         x->submitted[x->submitted_count] = *question;
         __atomic_store_n(&x->submitted_count, x->submitted_count + 1, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&x->lock);
-    if (broken) {
-        free(question->message);
-        write_eventfd(x->landing);
-    } else {
+    if (!broken) {
         wake_up(x);
+        return;
     }
+    free(question->message);
+    land(x, question->asker, true,
+         (struct fsx_landed){question->owner, question->memory, question->peer, FSX_FAILED});
+    write_eventfd(x->landing);
+}
+
+void *fsx_exchange_fetch_message(uint32_t partition, uint64_t offset, uint32_t length) {
+    struct header *message = malloc(sizeof *message);
+    if (message != NULL) /* the tag is chosen when it leaves */
+        *message = (struct header){.kind = htole32(FSX_KIND_FETCH), .partition = htole32(partition),
+                                   .length = htole32(length), .offset = htole64(offset)};
+    return message;
+}
+
+bool fsx_exchange_is_alive(const struct fsx_exchange *x, int peer) {
+    return __atomic_load_n(&x->peers[peer].gone, __ATOMIC_RELAXED) == 0 &&
+           __atomic_load_n(&x->peers[peer].silent, __ATOMIC_RELAXED) == 0;
+}
+
+void fsx_exchange_set_silent(struct fsx_exchange *x, int peer) { set_flag(&x->peers[peer].silent, 1); }
+
+void fsx_exchange_time_out(struct fsx_exchange *x, int peer) {
+    __atomic_fetch_add(&x->counters.timeouts, 1, __ATOMIC_RELAXED);
+    fsx_exchange_set_silent(x, peer);
 }
 
 static int take(struct fsx_exchange *x, struct fsx_landed *out, int room) {
@@ -483,13 +519,13 @@ int fsx_exchange_take_landed(struct fsx_exchange *x, struct fsx_landed *out, int
 /* ---- loss and end --------------------------------------------------------------------------------------------- */
 
 void fsx_exchange_lose(struct fsx_exchange *x, int peer) {
-    x->peers[peer].gone = 1;
+    set_flag(&x->peers[peer].gone, 1);
     for (int slot = 0; slot < x->slot_count; slot++) {
         struct fsx_slot *content = &x->slots[slot];
         if (content->kind != ANSWER || content->peer != peer)
             continue;
-        land(x, (struct fsx_landed){content->owner, NULL, peer, FSX_FAILED});
         content->kind = ABANDONED;
+        land(x, content->asker, false, (struct fsx_landed){content->owner, NULL, peer, FSX_FAILED});
         x->abandoned++;
         x->mpi.cancel(handle(x, slot)); /* an error here: the library has found out itself */
     }
@@ -499,7 +535,7 @@ void fsx_exchange_lose(struct fsx_exchange *x, int peer) {
 }
 
 void fsx_exchange_part(struct fsx_exchange *x, int peer) {
-    x->peers[peer].gone = 1;
+    set_flag(&x->peers[peer].gone, 1);
     for (int slot = 0; slot < x->slot_count; slot++)
         if (x->slots[slot].kind == ANSWER && x->slots[slot].peer == peer)
             x->mpi.cancel(handle(x, slot));
@@ -509,14 +545,16 @@ void fsx_exchange_break(struct fsx_exchange *x) {
     for (int peer = 0; peer < x->size; peer++)
         fsx_exchange_lose(x, peer);
     pthread_mutex_lock(&x->lock);
-    x->broken = true;
-    for (int i = 0; i < x->submitted_count; i++) {
+    x->broken = true; /* from now on nothing is submitted */
+    const int count = x->submitted_count;
+    __atomic_store_n(&x->submitted_count, 0, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&x->lock);
+    for (int i = 0; i < count; i++) {
         const struct fsx_question *question = &x->submitted[i];
         free(question->message);
-        x->landed[x->landed_count++] = (struct fsx_landed){question->owner, question->memory, question->peer, FSX_FAILED};
+        land(x, question->asker, true,
+             (struct fsx_landed){question->owner, question->memory, question->peer, FSX_FAILED});
     }
-    x->submitted_count = 0;
-    pthread_mutex_unlock(&x->lock);
     write_eventfd(x->landing);
 }
 
@@ -528,7 +566,7 @@ bool fsx_exchange_open(struct fsx_exchange *x) {
     const size_t questions = (size_t)x->size * FSX_WINDOW;
     pthread_mutex_init(&x->lock, NULL);
     x->peers = calloc((size_t)x->size, sizeof *x->peers);
-    x->submitted = calloc(questions, sizeof *x->submitted);
+    x->submitted = calloc(FSX_SIDES * questions, sizeof *x->submitted);
     x->landed = calloc(questions, sizeof *x->landed);
     if (x->peers == NULL || x->submitted == NULL || x->landed == NULL)
         return false;
@@ -536,8 +574,9 @@ bool fsx_exchange_open(struct fsx_exchange *x) {
         x->peers[peer].buffer = malloc((size_t)x->buffer_bytes);
         if (x->peers[peer].buffer == NULL)
             return false;
-        for (int i = 0; i < FSX_WINDOW; i++)
-            x->peers[peer].tags[x->peers[peer].tag_count++] = FSX_TAG_REPLY_FIRST + i;
+        for (int side = 0; side < FSX_SIDES; side++)
+            for (int i = 0; i < FSX_WINDOW; i++)
+                x->peers[peer].tags[side][x->peers[peer].tag_count[side]++] = FSX_TAG_REPLY_FIRST + side * FSX_WINDOW + i;
     }
     grow_slots(x);
     return true;

@@ -8,11 +8,13 @@
  * No MPI header is needed, and no library is linked: the functions are found at run time in the library that mpi4py has
  * loaded; handles are copied and never looked into.
  *
- * Two threads: the trio thread calls submit, take_landed and interrupt; the MPI thread all other functions. `lock` guards
- * the two queues between them (submitted, landed) and `broken`; it is held for a few assignments.
+ * The trio thread calls submit, take_landed and interrupt, the threads of the engine (fetching.c) submit; the MPI thread
+ * all other functions. `lock` guards the two queues between them (submitted, landed) and `broken`; it is held for a few
+ * assignments.
  *
  * Tokens are references of the caller: `owner` is who asked, `memory` keeps the bytes alive that MPI reads or writes.
- * Each comes back exactly once: both with take_landed, or a memory whose request ends otherwise with take_released.
+ * Each comes back exactly once: both with take_landed, or a memory whose request ends otherwise with take_released. Who
+ * asks without Python has an asker instead, which is called.
  */
 #ifndef FANSTORE_EXCHANGE_H
 #define FANSTORE_EXCHANGE_H
@@ -22,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FSX_WINDOW 16 /* questions to one peer under way; transport/window.py */
+#define FSX_WINDOW 16 /* questions to one peer under way: of Python's (transport/window.py), and as many of the engine's */
 #define FSX_SENDS 32  /* replies being sent at once; further requests wait in line */
 #define FSX_TAG_MESSAGE 1
 #define FSX_TAG_REPLY_FIRST 16
@@ -45,8 +47,17 @@ struct fsx_mpi {
     uint32_t handle_bytes, status_bytes, error_offset; /* of MPI_ERROR in a status */
 };
 
+/* Who asks without Python. Called on the MPI thread, or from submit, without a lock; must not block. */
+struct fsx_asker {
+    /* The answer is here: bytes or FSX_FAILED. Without `returned` MPI may still write to its memory. Once. */
+    void (*landed)(void *owner, int got, bool returned);
+    /* Afterwards, if ever: memory that was not returned. */
+    void (*returned)(void *owner);
+};
+
 struct fsx_question {
-    void *owner, *memory; /* tokens */
+    const struct fsx_asker *asker; /* NULL: Python asks */
+    void *owner, *memory; /* tokens; with an asker, the owner keeps the memory */
     void *answer;         /* where the answer arrives: answer_bytes in memory */
     void *message;        /* header and text; malloc'd, freed here */
     int message_bytes, answer_bytes, peer;
@@ -68,15 +79,19 @@ struct fsx_event {
 };
 
 struct fsx_counters {
-    uint64_t fetches, fetched_bytes, served, served_bytes;
+    uint64_t fetches, fetched_bytes, served, served_bytes, late_answers;
+    uint64_t timeouts; /* atomic: of the engine's questions, any thread */
 };
 
+/* Who asks has tags of its own, so that nobody has to wait for the other's places. */
+enum fsx_side { FSX_SIDE_PYTHON, FSX_SIDE_ENGINE, FSX_SIDES };
+
 struct fsx_peer {
-    uint8_t *buffer;      /* its next message */
-    int tags[FSX_WINDOW]; /* that no answer is awaited with */
-    int tag_count;
-    uint8_t gone;   /* dead, or has said BYE: nothing is sent any more */
-    uint8_t silent; /* set by the trio thread at a time-out, unset here by any sign of life */
+    uint8_t *buffer;                 /* its next message */
+    int tags[FSX_SIDES][FSX_WINDOW]; /* that no answer is awaited with */
+    int tag_count[FSX_SIDES];
+    uint8_t gone;   /* atomic: dead, or has said BYE: nothing is sent any more */
+    uint8_t silent; /* atomic: set at a time-out by who waited, unset here by any sign of life */
 };
 
 struct fsx_slot;
@@ -115,8 +130,8 @@ struct fsx_exchange {
     int released_count, released_room;
 
     pthread_mutex_t lock;
-    struct fsx_question *submitted; /* at most FSX_WINDOW for each peer: whoever submits has a place in its window */
-    struct fsx_landed *landed;      /* likewise */
+    struct fsx_question *submitted; /* at most FSX_WINDOW for each peer and side: whoever submits has a place there */
+    struct fsx_landed *landed;      /* likewise, of Python's */
     int submitted_count, landed_count;
     bool broken;
     uint8_t interrupted, sleeping, trio_waits; /* atomic */
@@ -128,9 +143,20 @@ bool fsx_exchange_open(struct fsx_exchange *x);
 void fsx_exchange_free(struct fsx_exchange *x);
 bool fsx_exchange_is_idle(const struct fsx_exchange *x);
 
+/* --- any thread --- */
+
+/* The asker has a place in the window of the peer. */
+void fsx_exchange_submit(struct fsx_exchange *x, const struct fsx_question *question);
+/* A message that asks for bytes of a partition, malloc'd; NULL without memory. */
+void *fsx_exchange_fetch_message(uint32_t partition, uint64_t offset, uint32_t length);
+/* Is there no reason not to ask this peer? */
+bool fsx_exchange_is_alive(const struct fsx_exchange *x, int peer);
+void fsx_exchange_set_silent(struct fsx_exchange *x, int peer);
+/* As set_silent, and counted. */
+void fsx_exchange_time_out(struct fsx_exchange *x, int peer);
+
 /* --- trio thread --- */
 
-void fsx_exchange_submit(struct fsx_exchange *x, const struct fsx_question *question);
 /* Take what has landed, at most `room`. If nothing has, the landing eventfd is written as soon as something does. */
 int fsx_exchange_take_landed(struct fsx_exchange *x, struct fsx_landed *out, int room);
 /* Let a run or sleep of the MPI thread return soon. Any thread. */

@@ -129,8 +129,14 @@ static void exchange_dealloc(ExchangeObject *self) {
     struct fsx_exchange *x = &self->exchange;
     if (fsx_exchange_is_idle(x)) {
         for (int i = 0; i < x->submitted_count; i++) {
-            Py_DECREF((PyObject *)x->submitted[i].owner);
-            Py_DECREF((PyObject *)x->submitted[i].memory);
+            const struct fsx_question *question = &x->submitted[i];
+            if (question->asker != NULL) {
+                free(question->message);
+                question->asker->landed(question->owner, FSX_FAILED, true);
+                continue;
+            }
+            Py_DECREF((PyObject *)question->owner);
+            Py_DECREF((PyObject *)question->memory);
         }
         for (int i = 0; i < x->landed_count; i++) {
             Py_DECREF((PyObject *)x->landed[i].owner);
@@ -246,16 +252,17 @@ static PyObject *exchange_set_silent(ExchangeObject *self, PyObject *argument) {
     const int peer = peer_argument(self, argument);
     if (peer < 0)
         return NULL;
-    __atomic_store_n(&self->exchange.peers[peer].silent, 1, __ATOMIC_RELAXED);
+    fsx_exchange_set_silent(&self->exchange, peer);
     Py_RETURN_NONE;
 }
 
 static PyObject *exchange_counters(ExchangeObject *self, PyObject *unused) {
     (void)unused;
     const struct fsx_counters *c = &self->exchange.counters;
-    return Py_BuildValue("{sK sK sK sK}", "fetches", (unsigned long long)c->fetches, "fetched_bytes",
+    return Py_BuildValue("{sK sK sK sK sK sK}", "fetches", (unsigned long long)c->fetches, "fetched_bytes",
                          (unsigned long long)c->fetched_bytes, "served", (unsigned long long)c->served, "served_bytes",
-                         (unsigned long long)c->served_bytes);
+                         (unsigned long long)c->served_bytes, "late_answers", (unsigned long long)c->late_answers,
+                         "timeouts", (unsigned long long)__atomic_load_n(&c->timeouts, __ATOMIC_RELAXED));
 }
 
 static PyObject *exchange_fileno(ExchangeObject *self, PyObject *unused) {
@@ -473,6 +480,15 @@ static PyType_Slot exchange_slots[] = {
 };
 static PyType_Spec exchange_spec = {"fanstore._native.Exchange", sizeof(ExchangeObject), 0, Py_TPFLAGS_DEFAULT,
                                     exchange_slots};
+
+struct fsx_exchange *fsx_exchange_of(PyObject *object) {
+    /* The type is made once per module and has no subclass: its name is enough to know it by. */
+    if (strcmp(Py_TYPE(object)->tp_name, "fanstore._native.Exchange") != 0) {
+        PyErr_SetString(PyExc_TypeError, "an Exchange is needed");
+        return NULL;
+    }
+    return &((ExchangeObject *)object)->exchange;
+}
 
 int fsx_add_exchange_types(PyObject *module) {
     PyType_Spec *specs[] = {&answer_spec, &exchange_spec};

@@ -8,4 +8,8 @@
 /* Add both types to the module. -1 with an exception set if that fails. */
 int fsx_add_exchange_types(PyObject *module);
 
+struct fsx_exchange;
+/* The exchange in a fanstore._native.Exchange; NULL with TypeError for any other object. Lives as long as the object. */
+struct fsx_exchange *fsx_exchange_of(PyObject *object);
+
 #endif

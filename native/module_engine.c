@@ -9,13 +9,15 @@
 #include <stdbool.h>
 
 #include "engine.h"
+#include "exchange_type.h"
 
-/* Crossings that one call of take() returns at most. */
+/* Crossings that one call of take() returns at most, and failures of take_failures(). */
 #define TAKEN_MOST 64u
 
 typedef struct {
     PyObject_HEAD
-    PyObject *index;  /* keeps the index alive */
+    PyObject *index;    /* keeps the index alive */
+    PyObject *exchange; /* and this the exchange; NULL if other nodes are Python's */
     Py_buffer marks;
     struct fsx_engine_settings settings;
     struct fsx_engine *engine; /* NULL before start and after stop */
@@ -24,16 +26,16 @@ typedef struct {
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"index", "marks", "uid", "gid", "hidden", "blocks", "files", "verify", "cache_bytes",
-                               "workers", "shared_readers", "max_background", "outputs", "alone", NULL};
+                               "workers", "shared_readers", "max_background", "outputs", "alone", "waits", NULL};
     PyObject *index_object;
     Py_buffer marks;
     unsigned int uid, gid, workers, shared_readers, max_background;
-    int verify, outputs = -1, alone = 1;
+    int verify, outputs = -1, alone = 1, waits = 0;
     long long hidden;
     unsigned long long blocks, files, cache_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ip", keywords, &index_object, &marks, &uid, &gid, &hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ipp", keywords, &index_object, &marks, &uid, &gid, &hidden,
                                      &blocks, &files, &verify, &cache_bytes, &workers, &shared_readers,
-                                     &max_background, &outputs, &alone))
+                                     &max_background, &outputs, &alone, &waits))
         return NULL;
     const struct fsx_index *index = fsx_index_of(index_object);
     EngineObject *self = NULL;
@@ -58,7 +60,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         goto fail;
     }
     if (outputs >= 0) {
-        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0);
+        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0);
         if (self->settings.tree.outputs == NULL) {
             PyErr_SetFromErrno(PyExc_OSError);
             goto fail;
@@ -79,6 +81,8 @@ static void engine_dealloc(EngineObject *self) {
         self->abandoned = true;
     if (!self->abandoned) {
         fsx_content_free(self->settings.content);
+        fsx_fetcher_free(self->settings.fetcher);
+        Py_XDECREF(self->exchange);
         fsx_outputs_free(self->settings.tree.outputs);
         if (self->index != NULL) {
             PyBuffer_Release(&self->marks);
@@ -230,6 +234,83 @@ static PyObject *engine_stop(EngineObject *self, PyObject *argument) {
     return PyBool_FromLong(stopped);
 }
 
+/* ---- other nodes -------------------------------------------------------------------------------------------------- */
+
+static PyObject *engine_fetch_with(EngineObject *self, PyObject *args) {
+    PyObject *exchange_object;
+    unsigned int rank;
+    double limit_s;
+    if (!PyArg_ParseTuple(args, "OId", &exchange_object, &rank, &limit_s))
+        return NULL;
+    struct fsx_exchange *exchange = fsx_exchange_of(exchange_object);
+    if (exchange == NULL)
+        return NULL;
+    if (self->engine != NULL || self->abandoned || self->settings.fetcher != NULL || !(limit_s > 0 && limit_s < 1e9)) {
+        PyErr_SetString(PyExc_ValueError, "this is said once, before the start, with a limit");
+        return NULL;
+    }
+    self->settings.fetcher = fsx_fetcher_new(exchange, self->settings.content, rank, (uint64_t)(limit_s * 1e9));
+    if (self->settings.fetcher == NULL)
+        return PyErr_NoMemory();
+    self->exchange = Py_NewRef(exchange_object);
+    Py_RETURN_NONE;
+}
+
+static struct fsx_fetcher *fetcher_of(const EngineObject *self) {
+    if (self->settings.fetcher == NULL || self->abandoned)
+        PyErr_SetString(PyExc_ValueError, "the engine does not fetch");
+    return self->abandoned ? NULL : self->settings.fetcher;
+}
+
+static PyObject *engine_route(EngineObject *self, PyObject *args) {
+    unsigned int partition;
+    PyObject *ranks_object;
+    struct fsx_fetcher *fetcher = fetcher_of(self);
+    if (fetcher == NULL || !PyArg_ParseTuple(args, "IO", &partition, &ranks_object))
+        return NULL;
+    PyObject *ranks = PySequence_Fast(ranks_object, "ranks are a sequence");
+    if (ranks == NULL)
+        return NULL;
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(ranks);
+    const int size = fsx_exchange_of(self->exchange)->size;
+    int *numbers = PyMem_Calloc((size_t)count + 1, sizeof *numbers);
+    bool right = numbers != NULL && partition < self->settings.tree.index->partitions;
+    for (Py_ssize_t i = 0; right && i < count; i++) {
+        const long rank = PyLong_AsLong(PySequence_Fast_GET_ITEM(ranks, i));
+        right = rank >= 0 && rank < size;
+        numbers[i] = (int)rank;
+    }
+    Py_DECREF(ranks);
+    if (!right && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "there is no such partition, or no such rank");
+    if (right && !fsx_fetcher_route(fetcher, partition, numbers, (uint32_t)count)) {
+        PyErr_NoMemory();
+        right = false;
+    }
+    PyMem_Free(numbers);
+    if (!right)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *engine_take_failures(EngineObject *self, PyObject *unused) {
+    (void)unused;
+    struct fsx_fetcher *fetcher = fetcher_of(self);
+    if (fetcher == NULL)
+        return NULL;
+    struct fsx_failure failures[TAKEN_MOST];
+    const size_t count = fsx_fetcher_take_failures(fetcher, failures, TAKEN_MOST);
+    PyObject *result = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; result != NULL && i < count; i++) {
+        PyObject *item = Py_BuildValue("iiI", (int)failures[i].kind, failures[i].peer, failures[i].partition);
+        if (item == NULL)
+            Py_CLEAR(result);
+        else
+            PyList_SET_ITEM(result, (Py_ssize_t)i, item);
+    }
+    return result;
+}
+
 /* ---- outputs ------------------------------------------------------------------------------------------------------ */
 
 static struct fsx_outputs *outputs_of(const EngineObject *self) {
@@ -342,6 +423,34 @@ static bool add_operations(PyObject *result, const struct fsx_engine_counts *cou
     return true;
 }
 
+/* What peers have given: per rank chunks and bytes, and the time from question to answer. */
+static PyObject *engine_fetched(EngineObject *self, PyObject *unused) {
+    (void)unused;
+    struct fsx_fetcher *fetcher = fetcher_of(self);
+    if (fetcher == NULL)
+        return NULL;
+    const int size = fsx_exchange_of(self->exchange)->size;
+    PyObject *peers = PyList_New(size);
+    for (int rank = 0; peers != NULL && rank < size; rank++) {
+        const struct fsx_peer_counts counts = fsx_fetcher_count_peer(fetcher, rank);
+        PyObject *item = Py_BuildValue("KK", (unsigned long long)counts.fetches, (unsigned long long)counts.fetched_bytes);
+        if (item == NULL)
+            Py_CLEAR(peers);
+        else
+            PyList_SET_ITEM(peers, rank, item);
+    }
+    struct fsx_latency *answers = PyMem_Calloc(1, sizeof *answers);
+    if (peers == NULL || answers == NULL) {
+        Py_XDECREF(peers);
+        PyMem_Free(answers);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    fsx_fetcher_count_answers(fetcher, answers);
+    PyObject *latency = latency_tuple(answers);
+    PyMem_Free(answers);
+    return latency == NULL ? (Py_DECREF(peers), NULL) : Py_BuildValue("NN", peers, latency);
+}
+
 static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
     (void)unused;
     if (!is_running(self))
@@ -361,10 +470,10 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
     (unsigned long long)r->origin[o].reads, (unsigned long long)r->origin[o].bytes,                                     \
         (unsigned long long)r->origin[o].fetches, (unsigned long long)r->origin[o].fetched_bytes
         result = Py_BuildValue(
-            "{s:O,s:{s:(KKKK),s:(KKKK),s:(KKKK)},s:(KK),s:K,s:K,s:K,s:K,s:K,s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
+            "{s:O,s:{s:(KKKK),s:(KKKK),s:(KKKK),s:(KKKK)},s:(KK),s:K,s:K,s:K,s:K,s:K,s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
             "s:(IIK),s:(KKKK)}",
-            "operations", operations, "sources", "local", ORIGIN(FSX_LOCAL), "shared", ORIGIN(FSX_SHARED), "cache",
-            ORIGIN(FSX_CACHE), "verification", (unsigned long long)r->checked_chunks,
+            "operations", operations, "sources", "local", ORIGIN(FSX_LOCAL), "remote", ORIGIN(FSX_REMOTE), "shared",
+            ORIGIN(FSX_SHARED), "cache", ORIGIN(FSX_CACHE), "verification", (unsigned long long)r->checked_chunks,
             (unsigned long long)r->checked_bytes, "direct_reads", (unsigned long long)r->direct, "forwarded",
             (unsigned long long)counts->forwarded, "crossings", (unsigned long long)counts->crossings, "interrupted",
             (unsigned long long)counts->interrupted, "malformed", (unsigned long long)counts->malformed, "cache",
@@ -392,6 +501,10 @@ static PyMethodDef engine_methods[] = {
     {"resume", (PyCFunction)engine_resume, METH_O, "resume(token): the output is here, do what waits for it"},
     {"fail", (PyCFunction)engine_fail, METH_VARARGS, "fail(token, errno)"},
     {"keep", (PyCFunction)engine_keep, METH_VARARGS, "keep(entry, chunk, content): put a chunk into the cache"},
+    {"fetch_with", (PyCFunction)engine_fetch_with, METH_VARARGS, "fetch_with(exchange, rank, limit_s): ask other nodes"},
+    {"route", (PyCFunction)engine_route, METH_VARARGS, "route(partition, ranks): ask these for it from now on"},
+    {"take_failures", (PyCFunction)engine_take_failures, METH_NOARGS, "take_failures() -> [(kind, peer, partition)]"},
+    {"fetched", (PyCFunction)engine_fetched, METH_NOARGS, "fetched() -> ([(chunks, bytes)] by rank, latency)"},
     {"add_name", (PyCFunction)engine_add_name, METH_VARARGS, "add_name(parent, name): there is such an output"},
     {"remove_name", (PyCFunction)engine_remove_name, METH_VARARGS, "remove_name(parent, name) -> whether it was there"},
     {"describe", (PyCFunction)engine_describe, METH_VARARGS,

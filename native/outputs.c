@@ -19,7 +19,7 @@
 #define WINDOW_BYTES (UINT64_C(8) << 20)
 
 struct fsx_outputs {
-    bool alone;
+    bool alone, waits;
     uint32_t entries;
     _Atomic(uint64_t) *mixed; /* a bit for each entry */
     struct fsx_output_names *names;
@@ -30,11 +30,12 @@ struct fsx_outputs {
 
 _Static_assert(sizeof(struct fuse_write_out) <= 16 && sizeof(struct fuse_lseek_out) <= 16, "the room for an answer");
 
-struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone) {
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits) {
     struct fsx_outputs *outputs = calloc(1, sizeof *outputs);
     if (outputs == NULL)
         return NULL;
     outputs->alone = alone;
+    outputs->waits = waits;
     outputs->entries = entries;
     outputs->files = fsx_output_files_new(directory);
     const int error = errno;
@@ -61,6 +62,7 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
 }
 
 bool fsx_outputs_alone(const struct fsx_outputs *outputs) { return outputs->alone; }
+bool fsx_outputs_waits(const struct fsx_outputs *outputs) { return outputs->waits; }
 
 bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes) {
     return fsx_output_names_add(outputs->names, parent, name, name_bytes);

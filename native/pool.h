@@ -2,7 +2,8 @@
  *
  * Memory fresh from the kernel is cleared and mapped page by page, which takes longer than receiving into it; what was
  * used last is still in the processor's caches. Blocks are page-aligned: a kernel copies into them, which on AMD Zen was
- * up to twice as fast as into memory that is not aligned to a cache line. Not thread-safe: used under the GIL.
+ * up to twice as fast as into memory that is not aligned to a cache line. Not thread-safe: used under the GIL, or under a
+ * lock of its owner.
  */
 #ifndef FANSTORE_POOL_H
 #define FANSTORE_POOL_H

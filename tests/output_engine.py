@@ -51,7 +51,21 @@ class OutputEngine:
         directory = os.open(objects, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self.engine = _native.Engine(
-                self.index.native, marks, 0, 0, -1, 1, 1, 0, 1 << 20, 1, 1, 12, directory if outputs else -1, alone
+                self.index.native,
+                marks,
+                0,
+                0,
+                -1,
+                1,
+                1,
+                0,
+                1 << 20,
+                1,
+                1,
+                12,
+                directory if outputs else -1,
+                alone,
+                not alone,
             )
         finally:
             os.close(directory)

@@ -141,6 +141,7 @@ def prepared(user: User, directory: Path) -> Path:
         (source / f"train/{number}").chmod(0o644)
     (source / "closed").mkdir()
     (source / "closed").chmod(0o755)
+    (source / "locked").mkdir(mode=0o555)
     result = user.fanstore("prep", source, user.home / "d.fan", "--partitions", "2")
     assert result.returncode == 0, result.stderr
     return user.home / "d.fan"
@@ -193,6 +194,43 @@ def test_background_and_umount(user: User, prepared: Path) -> None:
     shutil.rmtree(user.home / ".local")
 
 
+_WRITES = """
+import os, sys
+root, output = os.environ["FANSTORE_MOUNT"], sys.argv[1]
+os.mkdir(f"{root}/train/run")
+with open(f"{root}/train/run/log", "w") as file:
+    file.write("one")
+    file.flush()
+    os.fsync(file.fileno())
+    assert open(f"{output}/train/run/log").read() == "one"
+os.chmod(f"{root}/train/run/log", 0o400)
+for function in (lambda: open(f"{root}/train/run/log", "a"), lambda: os.mkdir(f"{root}/locked/new")):
+    try:
+        function()
+    except PermissionError:
+        continue
+    raise AssertionError("the modes mean nothing")
+os.rename(f"{root}/train/run/log", f"{root}/log")
+"""
+
+
+def test_outputs(user: User, prepared: Path) -> None:
+    """Everything that is written belongs to the user, here and in ``--output``; modes hold for them as anywhere."""
+    output, local = user.home / "output", user.home / "ssd"
+    result = user.fanstore(
+        "mount", prepared, user.home / "m", "--local", local, "--output", output, "--", PYTHON, "-c", _WRITES, output
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert sorted(str(path.relative_to(output)) for path in output.rglob("*")) == ["log", "train", "train/run"]
+    status = (output / "log").stat()
+    assert (status.st_uid, status.st_gid) == (user.number, user.group)
+    assert stat.S_IMODE(status.st_mode) == 0o400
+    assert (output / "log").read_text() == "one"
+    shutil.rmtree(output)
+    assert sorted(os.listdir(user.home)) == ["d.fan"]
+
+
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "fusermount3", "root"])
 def test_every_end(user: User, prepared: Path, end: str) -> None:
     point, local = user.home / "m", user.home / "ssd"
@@ -227,7 +265,7 @@ def test_repair_after_kill(user: User, prepared: Path) -> None:
     assert mount is not None and mount.is_fanstore
     assert len(os.listdir(local)) == 1
     again = user.fanstore("mount", prepared, point, "--local", local, "--stage-first", "--", "ls", point)
-    assert (again.returncode, again.stdout, again.stderr) == (0, "closed\ntrain\n", "")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "closed\nlocked\ntrain\n", "")
     assert find_mount(point) is None
     assert os.listdir(local) == []
     local.rmdir()

@@ -1,9 +1,9 @@
 """The native engine by itself: its door to Python, and the whole of it under sanitizers and valgrind.
 
-The driver is native/engine_drive.c: many threads on the cache, on the content of real partitions and on outputs; an
-engine whose kernel is the driver; and, as root, one behind a real mount, with processes that read it and are killed. It
-compares all bytes with the source. The module as a whole is mounted with the address sanitizer
-(native/sanitized_mount.py).
+The driver is native/engine_drive.c: many threads on the cache, on the content of real partitions, on fetching it from
+peers that fail in all ways, and on outputs; an engine whose kernel is the driver; and, as root, one behind a real
+mount, with processes that read it and are killed. It compares all bytes with the source. The module as a whole is
+mounted with the address sanitizer (native/sanitized_mount.py).
 """
 
 import json
@@ -105,6 +105,31 @@ def is_closed_on_exec(descriptor: str) -> bool:
     return flags is not None and bool(int(flags[1], 8) & os.O_CLOEXEC)
 
 
+def test_only_peers_of_the_job_are_asked(prepared: Path) -> None:
+    engine = make_engine(PreparedDataset.open(prepared))
+    exchange = _native.Exchange((1,) * 7, (0, 0, 0), (8, 24, 8), 3, 100, 0)
+    for call in (lambda: engine.route(0, [1]), engine.take_failures, engine.fetched):
+        with pytest.raises(ValueError, match="does not fetch"):
+            call()
+    with pytest.raises(TypeError, match="an Exchange"):
+        engine.fetch_with(engine, 0, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="with a limit"):
+        engine.fetch_with(exchange, 0, 0.0)
+    engine.fetch_with(exchange, 0, 1.0)
+    with pytest.raises(ValueError, match="said once"):
+        engine.fetch_with(exchange, 0, 1.0)
+    engine.route(0, [1, 2])
+    engine.route(0, [])
+    for partition, ranks in ((0, [3]), (0, [-1]), (10_000, [1])):
+        with pytest.raises(ValueError, match="no such partition, or no such rank"):
+            engine.route(partition, ranks)
+    with pytest.raises(TypeError):
+        engine.route(0, ["1"])  # type: ignore[list-item]
+    assert engine.take_failures() == []
+    peers, times = engine.fetched()
+    assert (peers, times[:4]) == ([(0, 0)] * 3, (0, 0, 0, 0))
+
+
 def test_answers_while_the_engine_stops(prepared: Path) -> None:
     """Another thread may be in the middle of an answer, without the lock of Python, when the engine is freed."""
     for _ in range(5):
@@ -149,9 +174,17 @@ def test_command_inherits_nothing(prepared: Path, tmp_path: Path) -> None:
 
 #: Rounds or seconds for each mode; valgrind is some 30 times slower than the rest, and the thread sanitizer five.
 MODES = {
-    "address": {"cache": "2000", "content": "60", "socket": "60", "outputs": "10000", "mount": "1", "hang": "0"},
-    "thread": {"cache": "1000", "content": "5", "socket": "40", "outputs": "3000", "mount": "0.6"},
-    "valgrind": {"cache": "100", "content": "1", "socket": "12", "outputs": "200", "mount": "0.4"},
+    "address": {
+        "cache": "2000",
+        "content": "60",
+        "fetch": "2000",
+        "socket": "60",
+        "outputs": "10000",
+        "mount": "1",
+        "hang": "0",
+    },
+    "thread": {"cache": "1000", "content": "5", "fetch": "800", "socket": "40", "outputs": "3000", "mount": "0.6"},
+    "valgrind": {"cache": "100", "content": "1", "fetch": "80", "socket": "12", "outputs": "200", "mount": "0.4"},
 }
 FLAGS = {"address": ADDRESS, "thread": ("-fsanitize=thread",), "valgrind": ()}
 VALGRIND = ["valgrind", "--quiet", "--leak-check=full", "--error-exitcode=9", "--fair-sched=yes"]
@@ -167,7 +200,8 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     """All modes of the driver with one build: no report, all bytes right, everything freed at the end."""
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
-    parts = "engine content chunkcache answers request index pages latency device sending passing crossings"
+    parts = "engine content chunk chunkcache answers request index pages latency device sending passing crossings"
+    parts += " fetching flights landing exchange pool"
     sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
     program = compile_c(folder / build, [*sources, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])

@@ -4,6 +4,7 @@ The test takes the places of the kernel, of pyfuse3 and of Python (output_engine
 """
 
 import errno
+import itertools
 import os
 import random
 import struct
@@ -13,6 +14,9 @@ import fuse_wire as wire
 import pytest
 from mounting import needs_root
 from output_engine import CLOSED, FORWARDED, LAST, MIB, A, B, OutputEngine, node_of, output_engine
+
+#: Of <linux/fuse.h>.
+KEEP_CACHE, NO_FLUSH = 1 << 1, 1 << 5
 
 pytest_plugins = ["output_engine"]
 
@@ -230,19 +234,17 @@ def test_the_dataset_is_not_written_to(alone: OutputEngine) -> None:
 
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_open(prepared: Path, objects: Path, is_alone: bool) -> None:
+    """Files of the dataset cannot be opened for writing, and nobody is told when they are closed."""
     flags = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC)
-    with output_engine(prepared, objects, alone=is_alone) as engine:
-        for inode in (node_of(engine, b"file"), A, 1 << 48):
-            errors = {engine.ask(wire.OPEN, inode, struct.pack("<II", flag, 0)).error for flag in flags}
-            assert errors == {errno.ENOSYS}
-    with output_engine(prepared, objects, alone=is_alone, offered=wire.OFFERED & ~wire.NO_OPEN_SUPPORT) as engine:
-        node = node_of(engine, b"file")
-        for flag in flags:
-            reply = engine.ask(wire.OPEN, node, struct.pack("<II", flag, 0))
-            expected = wire.Reply(0, struct.pack("<QII", node, 2, 0)) if flag == 0 else wire.Reply(errno.EROFS, b"")
-            assert reply == expected
-            reply = engine.ask(wire.OPEN, A, struct.pack("<II", flag, 0))
-            assert reply == wire.Reply(0, struct.pack("<QII", A, 2 if is_alone else 0, 0))
+    for offered in (wire.OFFERED, wire.OFFERED & ~wire.NO_OPEN_SUPPORT):
+        with output_engine(prepared, objects, alone=is_alone, offered=offered) as engine:
+            for node, flag in itertools.product((node_of(engine, b"file"), 1 << 48), flags):
+                reply = engine.ask(wire.OPEN, node, struct.pack("<II", flag, 0))
+                opened = struct.pack("<QII", node, KEEP_CACHE | NO_FLUSH, 0)
+                assert reply == (wire.Reply(0, opened) if flag == os.O_RDONLY else wire.Reply(errno.EROFS, b""))
+            for flag in flags:
+                reply = engine.ask(wire.OPEN, A, struct.pack("<II", flag, 0))
+                assert reply == wire.Reply(0, struct.pack("<QII", A, KEEP_CACHE if is_alone else 0, 0))
 
 
 def test_messages_that_are_cut_short(alone: OutputEngine) -> None:

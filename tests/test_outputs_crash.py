@@ -132,7 +132,7 @@ class Chain:
                 wrong += [error for when_s, error in model.errors if when_s < self.killed_s]
                 wrong += model.check_killed(directory)
             else:
-                wrong += model.check_recovered(directory, last=3 if self.engine == "native" else 0)
+                wrong += model.check_recovered(directory, last=0)
                 for path in list(directory.rglob("*" + UNFINISHED)) if directory.exists() else []:
                     path.unlink()
                 model.begin_again(directory)

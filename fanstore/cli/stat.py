@@ -202,11 +202,26 @@ def _details(stats: Mapping[str, Any]) -> Iterator[str]:
         here = staging["done_partitions"] + staging["unverified_partitions"]
         wanted = staging["partitions"] + staging["skipped_partitions"]
         yield f"staged      {here:,} of {wanted:,} partitions, {format_bytes(staging['done_bytes'])}"
+    if "outputs" in stats:
+        yield f"outputs     {_outputs(stats['outputs'])}"
     verification = stats["verification"]
     yield f"verified    {verification['chunks']:,} chunks, {format_bytes(verification['bytes'])}, while reading"
     yield f"damaged     {errors['damaged_files']:,} files, {errors['failed_reads']:,} failed reads"
     if errors["fallbacks"]:
         yield f"fallbacks   {errors['fallbacks']:,} reads were answered by another copy"
+
+
+def _outputs(outputs: Mapping[str, Any]) -> str:
+    """How many there are, and which of them are not where they are to stay."""
+    text = f"{outputs['files']:,} files, {format_bytes(outputs['bytes'])}"
+    if outputs["being_written"]:
+        text += f", {outputs['being_written']:,} being written"
+    if outputs["directory"] is None:
+        return f"{text}; they end with the job (--scratch)"
+    if not outputs["pending"]:
+        return f"{text}; nothing pending for {outputs['directory']}"
+    text += f"; pending {outputs['pending']:,}, {format_bytes(outputs['pending_bytes'])}, for {outputs['directory']}"
+    return f"{text} ({outputs['trouble']}; it is tried again)" if outputs["trouble"] else text
 
 
 def _rates(stats: Mapping[str, Any], before: Mapping[str, Any]) -> str:

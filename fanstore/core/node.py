@@ -57,6 +57,7 @@ class Node:
 
     Attributes:
         namespace, reader, control: what the fuse layer translates to; store: the partition files here.
+        remote: those of the other nodes; None if this one is alone.
         placement: which node keeps what; directory: where this one keeps it, None without ``--local``.
     """
 
@@ -83,7 +84,7 @@ class Node:
         if job.peers is not None:
             hosts = [node.host for node in job.nodes]
             remote = Remote(job.peers, placement, hosts, statistics, settings.peer_timeout_s)
-        self._remote = remote
+        self.remote = remote
         index = prepared.index
         self.reader = Reader(
             index, self.store, self._cache, statistics, verify=settings.verify, drop_behind=True, remote=remote
@@ -149,8 +150,8 @@ class Node:
 
     async def look_after_peers(self) -> None:
         """For as long as the mount lives: notice when a node that was silent answers again."""
-        if self._remote is not None:
-            await self._remote.watch()
+        if self.remote is not None:
+            await self.remote.watch()
 
     async def stage(self) -> None:
         """Copy this node's partitions to its disk; reads go on meanwhile. Cancelling it stops the copying."""

@@ -196,6 +196,11 @@ class Outputs:
                     self._closed_event = trio.Event()
                     await self._closed_event.wait()
 
+    @property
+    def waits(self) -> bool:
+        """Must who closes an output wait? If other nodes are to see it, or if it is to be saved as it was then."""
+        return not self.alone or self.saver is not None
+
     def decides(self) -> bool:
         """Is this the node that decides, and that changes names in ``--output``?"""
         return self.alone or self._council.leads
@@ -509,14 +514,9 @@ class Outputs:
     # --- making known ---
 
     def closed(self, inode: int) -> None:
-        """A program has closed an output; it is made known soon. For a job of one node, where nobody waits for it."""
+        """A program has closed an output; it is made known soon. For those who need not wait (``waits``)."""
         self._closes.append(inode)
         self._closed_event.set()
-
-    def released(self, inode: int) -> None:
-        """The last descriptor and the last map of an open are gone; a map may have been written to after the close."""
-        if self.objects.find(inode) is not None and not self.objects.is_known(inode):
-            self.closed(inode)
 
     async def close(self, inode: int) -> None:
         """The same, and until all nodes know it."""
@@ -547,6 +547,7 @@ class Outputs:
         with trio.move_on_after(SYNC_LIMIT_S):
             await self.saver.wait_names()
             return
+        log.error("fsync of a directory failed: %s", self.saver.trouble.reason or f"not done within {SYNC_LIMIT_S:g} s")
         raise RefusedError(self.saver.trouble.number or errno.EIO)
 
     async def _make_known(self, inode: int, urgent: bool) -> None:

@@ -39,13 +39,6 @@ Decide = Callable[[Operation], Awaitable[int]]
 T = TypeVar("T")
 
 
-class _CircleError(RefusedError):
-    """An output needs a directory that waits for it to go out of the way."""
-
-    def __init__(self) -> None:
-        super().__init__(errno.EAGAIN)
-
-
 async def in_thread(function: Callable[..., T], *arguments: Any, limiter: trio.CapacityLimiter | None = None) -> T:
     """Call something that blocks, perhaps for ever; who is cancelled leaves it behind."""
     return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=limiter)
@@ -58,6 +51,7 @@ class Placer:
         placed_files, placed_bytes: copies that have got their names.
         hopeless: outputs whose content of now will never be copied: what stands of them gets their names.
         _active: outputs that wait for a step of another one; if that one waits for them, it is a circle.
+        _circles: how many were met so far.
     """
 
     def __init__(self, tree: OutputTree, shelf: Shelf, rank: int, decide: Decide) -> None:
@@ -69,6 +63,7 @@ class Placer:
         self._decide = decide
         self.hopeless: Collection[int] = ()
         self._active: set[int] = set()
+        self._circles = 0
 
     # --- what stands ---
 
@@ -119,6 +114,7 @@ class Placer:
         if not jobs:
             return [], {}
         await self._announce([(output, standing, file) for output, standing, file, *_ in jobs])
+        jobs = [job for job in jobs if job[0].going is not None]  # others were removed in this moment
 
         def work() -> dict[int, OSError]:
             failed: dict[int, OSError] = {}
@@ -146,6 +142,8 @@ class Placer:
             for output, standing, file in items
         ]
         await self._decide(("going", rows))
+        if len(items) == 1 and items[0][0].going is None:
+            raise RefusedError(errno.ENOENT)  # removed in this moment: nobody would know that it stands
 
     async def _note(self, output: Output, standing: Standing) -> None:
         """Say that it was done."""
@@ -157,6 +155,7 @@ class Placer:
     async def place(self, inode: int) -> None:
         """One step, or several, for one output."""
         if inode in self._active:
+            self._circles += 1
             return  # a circle: who needs it must do without
         if not self._active:
             await self.find_out_all()
@@ -224,7 +223,7 @@ class Placer:
 
     async def _move(self, output: Output, standing: Standing, place: Place, path: bytes) -> None:
         """What stands of an output gets its new name."""
-        if output.is_directory:
+        if output.is_directory and place.parent != PARKED:
             await self._place_content(output)
         old = self._tree.standing_path(standing.place)
         moved = Standing(place, standing.version, standing.meta)
@@ -262,7 +261,7 @@ class Placer:
             path = self._tree.standing_path(going.standing.place)
             old = None if output.standing is None else self._tree.standing_path(output.standing.place)
             size = output.size if output.is_file and output.version == going.standing.version else None
-            done = await in_thread(self._was_done, going, stat.S_IFMT(output.mode), path, old, size)
+            done = await in_thread(self._was_done, output, going, path, old, size)
         except RefusedError:
             log.debug("the directory of an announced name does not stand: nothing was done")
         if done:
@@ -275,11 +274,13 @@ class Placer:
             await self._decide(("unready", output.inode, going.file))  # it is copied anew
         await self._decide(("staying", output.inode))
 
-    def _was_done(self, going: Going, kind: int, path: bytes, old: bytes | None, size: int | None) -> bool:
+    def _was_done(self, output: Output, going: Going, path: bytes, old: bytes | None, size: int | None) -> bool:
         """In a thread."""
         there = self._shelf.look(path)
-        if there is None or stat.S_IFMT(there.st_mode) != kind:
+        if there is None or stat.S_IFMT(there.st_mode) != stat.S_IFMT(output.mode):
             return False
+        if stat.S_ISLNK(output.mode) and self._shelf.target(path) != output.target:
+            return False  # the one that it was to replace
         if going.file:
             return not self._shelf.has_copy(going.file) and size in (None, there.st_size)
         return old is None or old == path or not self._shelf.exists(old)
@@ -310,8 +311,6 @@ class Placer:
         for parent in reversed(self._above(directory)):
             if self._must_precede(parent, output):
                 await self.place(parent.inode)
-            if parent.standing is None and parent.inode in self._active:
-                raise _CircleError
             if parent.standing is None or parent.going is not None:
                 raise RefusedError(errno.EAGAIN)
 
@@ -339,13 +338,16 @@ class Placer:
         if occupant.inode in self._active:
             await self._park(occupant, occupant.standing)
             return
+        circles = self._circles
         try:
             await self.place(occupant.inode)
-        except _CircleError:
-            if self._occupant(place, output) is occupant:
-                await self._park(occupant, occupant.standing)
-        if self._occupant(place, output) is occupant and occupant.place is not None:
-            await self._send_ahead(occupant, occupant.place)
+            if self._occupant(place, output) is occupant and occupant.place is not None:
+                await self._send_ahead(occupant, occupant.place)
+        except RefusedError:
+            if self._circles == circles or occupant.standing is None:
+                raise
+            # It, or something in it, is to come into the very directory that it is in the way of.
+            await self._park(occupant, occupant.standing)
 
     async def _send_ahead(self, output: Output, place: Place) -> None:
         """An output is in the way, and its content of now is still being copied: what stands of it moves, if it can."""

@@ -3,6 +3,9 @@
 Owns the order of peers and the counters per peer; the bytes travel through the transport (transport/peers.py), and the
 reader checks them and goes to the shared file system if no peer can help. Used by the reader. Trio thread only.
 
+The native engine fetches the common case by itself (``Fetcher``, native/fetching.h). It is told here whom it may ask
+for what, and whatever goes wrong there is noted here, before the same read comes here to be tried again.
+
 A peer is not asked while there is a reason to think that it costs time for nothing: never again once it is dead; while
 it is silent only as the last resort, or by ``watch``; for a second after it has said that it does not have a partition
 (it is still copying it). One that gave damaged bytes is asked last for that partition. So a reader waits for a time-out
@@ -11,14 +14,16 @@ only if a peer falls silent while it is being asked.
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol, TypeVar
 
 import trio
 
+from fanstore import _native
 from fanstore.core.placement import Placement
 from fanstore.core.statistics import OperationStatistics, Statistics
 from fanstore.errors import CorruptDataError
@@ -59,6 +64,25 @@ class PeerCounters:
     damaged: int = 0  #: its bytes did not match their checksum
 
 
+class Failure(enum.IntEnum):
+    """What a fetch of the native engine came to: enum fsx_failure_kind of native/fetching.h."""
+
+    LOST = 0
+    SILENT = 1
+    REFUSED = 2
+    DAMAGED = 3
+
+
+class Fetcher(Protocol):
+    """Whoever fetches chunks beside Python: asks once, and leaves what fails to us."""
+
+    def route(self, partition: int, ranks: Sequence[int]) -> None:
+        """From now on ask these for the partition, as far as they are neither lost nor silent."""
+
+    def fetched(self) -> tuple[Sequence[tuple[int, int]], tuple[int, int, int, int, bytes]]:
+        """By rank, chunks that it gave and their stored bytes; and the latency, as OperationStatistics.add takes it."""
+
+
 class Remote:
     """The partitions on other nodes.
 
@@ -68,6 +92,8 @@ class Remote:
         _damaged: (peer, partition) of all damaged answers.
         _quiet: silent peers that the log has told of.
         _latency: from the question to the arrival of all bytes; failures are its errors.
+        _fetcher: who fetches beside us; None for nobody.
+        rank: our own; timeout_s: how long an answer may take.
     """
 
     def __init__(
@@ -76,7 +102,8 @@ class Remote:
         """``hosts`` are the names of all ranks' nodes, for people; ``statistics`` get the section ``peers``."""
         self._peers = peers
         self._hosts = hosts
-        self._timeout_s = timeout_s
+        self.rank = peers.rank
+        self.timeout_s = timeout_s
         self._others = [tuple(rank for rank in ranks if rank != peers.rank) for ranks in placement.holders]
         self._counters = {rank: PeerCounters() for rank in range(peers.size) if rank != peers.rank}
         self._refused_ns: dict[tuple[int, int], int] = {}
@@ -84,6 +111,7 @@ class Remote:
         self._quiet: set[int] = set()
         self._latency = OperationStatistics()
         self._large = trio.Semaphore(LARGE_FETCHES)
+        self._fetcher: Fetcher | None = None
         statistics.add_section("peers", self.statistics)
 
     def has(self, partition: int) -> bool:
@@ -96,6 +124,48 @@ class Remote:
     def has_holders(self, partition: int) -> bool:
         """Are there other nodes that should have this partition? Does not change; from any thread."""
         return bool(self._others[partition])
+
+    @property
+    def exchange(self) -> _native.Exchange | None:
+        """With which somebody else can fetch; None if the transport has none."""
+        return self._peers.exchange
+
+    def share_with(self, fetcher: Fetcher) -> None:
+        """From now on somebody else fetches as well."""
+        self._fetcher = fetcher
+        for partition in range(len(self._others)):
+            self._route(partition)
+
+    def _route(self, partition: int) -> None:
+        """What is known of this partition has changed."""
+        if self._fetcher is not None:
+            self._fetcher.route(
+                partition,
+                [
+                    peer
+                    for peer in self._others[partition]
+                    if (peer, partition) not in self._refused_ns and (peer, partition) not in self._damaged
+                ],
+            )
+
+    def note_failure(self, failure: Failure, peer: int, partition: int) -> None:
+        """A fetch of the fetcher has failed; whoever waits for it comes here next."""
+        counters = self._counters[peer]
+        match failure:
+            case Failure.SILENT:
+                counters.timeouts += 1
+                self._report_silence(peer)
+            case Failure.LOST:
+                counters.lost += 1
+            case Failure.REFUSED:
+                self._note_refusal(peer, partition)
+            case Failure.DAMAGED:
+                self._report_damage(peer, partition, CorruptDataError("they do not match their checksum"))
+
+    def _note_refusal(self, peer: int, partition: int) -> None:
+        self._counters[peer].refused += 1
+        self._refused_ns[peer, partition] = time.monotonic_ns()
+        self._route(partition)
 
     async def fetch(
         self,
@@ -129,15 +199,14 @@ class Remote:
             counters = self._counters[peer]
             start_ns = time.perf_counter_ns()
             try:
-                stored = await self._peers.fetch(peer, partition, offset, length, self._timeout_s)
+                stored = await self._peers.fetch(peer, partition, offset, length, self.timeout_s)
             except PeerTimeoutError:
                 counters.timeouts += 1
                 self._report_silence(peer)
             except PeerLostError:
                 counters.lost += 1
             except PeerError:
-                counters.refused += 1
-                self._refused_ns[peer, partition] = time.monotonic_ns()
+                self._note_refusal(peer, partition)
                 refusals += 1
                 if refusals == MAX_REFUSALS and not last_resort:
                     break
@@ -178,7 +247,7 @@ class Remote:
 
     async def _ask_for_life(self, peer: int) -> None:
         try:
-            await self._peers.fetch(peer, 0, 0, 1, self._timeout_s)
+            await self._peers.fetch(peer, 0, 0, 1, self.timeout_s)
         except PeerError as error:
             log.debug("rank %d: %s", peer, error)  # a refusal is a sign of life, too, and the transport knows it
 
@@ -193,6 +262,7 @@ class Remote:
         if time.monotonic_ns() - refused_ns < REFUSAL_NS:
             return False
         del self._refused_ns[peer, partition]
+        self._route(partition)
         return True
 
     def _candidates(self, partition: int, offset: int, last_resort: bool) -> Sequence[int]:
@@ -221,7 +291,7 @@ class Remote:
                 "rank %d (%s) did not answer within %g s; others are asked until it does",
                 peer,
                 self._hosts[peer],
-                self._timeout_s,
+                self.timeout_s,
             )
 
     def _report_life(self, peer: int) -> None:
@@ -235,6 +305,7 @@ class Remote:
         self._counters[peer].damaged += 1
         if (peer, partition) not in self._damaged:
             self._damaged.add((peer, partition))
+            self._route(partition)
             log.warning(
                 "rank %d (%s) gave damaged bytes of partition %d: %s; other copies are preferred from now on",
                 peer,
@@ -245,11 +316,19 @@ class Remote:
 
     def statistics(self) -> dict[str, object]:
         """What stats.json says of the peers."""
+        all_counters = {peer: replace(counters) for peer, counters in self._counters.items()}
+        latency = self._latency.copy()
+        if self._fetcher is not None:
+            by_rank, times = self._fetcher.fetched()
+            latency.add(*times)
+            for peer, counters in all_counters.items():
+                counters.fetches += by_rank[peer][0]
+                counters.fetched_bytes += by_rank[peer][1]
         nodes: list[Mapping[str, object]] = [
             {"rank": peer, "host": self._hosts[peer], "state": self._state(peer), **asdict(counters)}
-            for peer, counters in self._counters.items()
+            for peer, counters in all_counters.items()
         ]
-        return {"nodes": nodes, "latency_us": self._latency.latency_us(), "transport": self._peers.statistics()}
+        return {"nodes": nodes, "latency_us": latency.latency_us(), "transport": self._peers.statistics()}
 
     def _state(self, peer: int) -> str:
         if self._peers.is_lost(peer):

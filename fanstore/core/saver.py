@@ -155,15 +155,25 @@ class Saver:
 
     async def wait_names(self) -> None:
         """Until every output whose content is known now has in ``--output`` the name that it has now."""
-        wanted = {output.inode: output.place for output in self._tree.unsaved() if self._has_content(output)}
+        wanted = {output.inode: output.place for output in self._tree.unsaved() if self._lacks_name(output)}
+        for inode in wanted:
+            if self._wants_copy(self._tree.outputs[inode]):
+                self._stamps[inode] = (None, 0.0)  # somebody waits, even if it is being written
+                self._enqueue(inode)
         for inode, place in wanted.items():
             while (output := self._tree.outputs.get(inode)) is not None and output.place == place:
                 if output.is_saved() or (place is not None and self._placer.stands(inode)):
                     break
                 await self._progress.wait()
 
-    def _has_content(self, output: Output) -> bool:
-        return not output.is_file or output.version > 0
+    def _lacks_name(self, output: Output) -> bool:
+        """Is a name in ``--output`` not as it is here? One that was given to a file not closed yet may still come."""
+        standing = output.standing
+        if output.place is None:
+            return standing is not None and self._tree.lookup(*standing.place) is None
+        if not output.is_file:
+            return True
+        return output.version > 0 and (standing is None or standing.place != output.place)
 
     async def set_times(self) -> None:
         """Give directories in ``--output`` the times that they have here: each name that came there changed them."""

@@ -223,6 +223,10 @@ class Shelf:
                 raise
             return None
 
+    def target(self, relative: bytes) -> bytes:
+        """Where a symbolic link that stands there leads."""
+        return os.readlink(self.path(relative))
+
     # --- reading ---
 
     def read(self, relative: bytes, offset: int, length: int) -> bytes:

@@ -1,8 +1,9 @@
 """The native engine: C threads in front of pyfuse3 (native/engine.h), and what they need from Python.
 
 Owns the C engine, the socket between it and pyfuse3, and the eventfd by which it asks for what it cannot do. All
-meaning stays with the core: a read that crosses over here is the reader's, an output is that of ``OutputContent``.
-Calls come from the trio thread, but for ``_publish``, which the store makes on any, and for what is said of outputs.
+meaning stays with the core: a read that crosses over here is the reader's, an output is that of ``OutputContent``, and
+whom the engine asks for chunks of other nodes is decided by ``Remote``. Calls come from the trio thread, but for
+``_publish``, which the store makes on any, and for what is said of outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from fanstore import _native
 from fanstore.core.control import CONTROL_NAME
 from fanstore.core.namespace import Attributes, Namespace
 from fanstore.core.reader import Reader, Verify
+from fanstore.core.remote import Failure, Remote
 from fanstore.core.statistics import EngineCounters, Source, Statistics
 from fanstore.core.store import PartitionFile, PartitionStore
 from fanstore.errors import CorruptDataError, FanstoreError
@@ -94,6 +96,7 @@ class NativeEngine:
     Attributes:
         socket: pyfuse3's end of the socket pair; belongs to libfuse once it was given to it.
         _outputs: None if nothing can be written.
+        _remote: None if the engine does not fetch from other nodes.
         _budget: descriptors that may still be published; guarded by ``_lock``.
         _stopped: the C engine has ended; counters are those of that moment.
     """
@@ -109,6 +112,8 @@ class NativeEngine:
         workers: int | None = None,
         outputs: OutputContent | None = None,
         alone: bool = True,
+        waits: bool = False,
+        remote: Remote | None = None,
     ) -> None:
         """Raises OSError.
 
@@ -116,6 +121,8 @@ class NativeEngine:
             workers: number of threads; None for as many as suit the machine.
             outputs: None if nothing can be written.
             alone: the job has one node, so that the kernel may believe for long what it was told.
+            waits: who closes an output waits until it is made known.
+            remote: the other nodes, from which the engine fetches by itself as long as all goes well; None for none.
         """
         self._reader = reader
         self._outputs = outputs
@@ -138,6 +145,7 @@ class NativeEngine:
             max_background=MAX_BACKGROUND,
             outputs=-1 if outputs is None else outputs.directory_fd,
             alone=alone,
+            waits=waits,
         )
         self._ours, self.socket = _socket_pair()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -146,6 +154,11 @@ class NativeEngine:
         self._budget = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
         self._resumed = trio.CapacityLimiter(RESUMED_MOST)
         self._stopped = False
+        self._remote: Remote | None = None
+        if remote is not None and remote.exchange is not None:
+            self._engine.fetch_with(remote.exchange, remote.rank, remote.timeout_s)
+            self._remote = remote
+            remote.share_with(self)
         self._last: dict[str, Any] = {}
         statistics.engine = self
         store.tell_of_files(self._publish)
@@ -155,7 +168,7 @@ class NativeEngine:
     def _publish(self, file: PartitionFile) -> None:
         """A file that the store has opened: the engine reads from it as well. From any thread."""
         if file.source is Source.SHARED and self._reader.asks_peers(file.partition):
-            return  # other nodes come first, and only Python can ask them
+            return  # other nodes come first
         with self._lock:
             if self._budget == 0 or self._stopped:
                 return
@@ -168,6 +181,26 @@ class NativeEngine:
         if not used:  # the store has opened it once more, or a local copy was faster
             with self._lock:
                 self._budget += 1
+
+    # --- other nodes ---
+
+    def route(self, partition: int, ranks: Sequence[int]) -> None:
+        """As Fetcher has it; after the end there is nobody to tell."""
+        if not self._stopped:
+            self._engine.route(partition, ranks)
+
+    def fetched(self) -> tuple[Sequence[tuple[int, int]], tuple[int, int, int, int, bytes]]:
+        """As Fetcher has it."""
+        if not self._stopped:
+            self._last_fetched = self._engine.fetched()
+        return self._last_fetched
+
+    def _note_failures(self) -> None:
+        """What has not worked out: before the reads that cross over because of it."""
+        if self._remote is not None:
+            while failures := self._engine.take_failures():
+                for failure, peer, partition in failures:
+                    self._remote.note_failure(Failure(failure), peer, partition)
 
     # --- outputs ---
 
@@ -209,7 +242,7 @@ class NativeEngine:
                 await trio.lowlevel.wait_readable(self._wake)
                 os.eventfd_read(self._wake)
                 ended, code = self._engine.ended()  # before the last look at the line: what was closed is not lost
-                while crossings := self._engine.take():
+                while crossings := self._take():
                     for token, kind, number, offset, length in crossings:
                         match kind:
                             case _Kind.READ:
@@ -227,6 +260,11 @@ class NativeEngine:
         pyfuse3.terminate()
         if code != 0:
             raise OSError(code, os.strerror(code))
+
+    def _take(self) -> list[tuple[int, int, int, int, int]]:
+        crossings = self._engine.take()
+        self._note_failures()  # after it: what makes a read cross over is noted before it does
+        return crossings
 
     async def _read(self, token: int, entry: int, offset: int, length: int) -> None:
         start_ns = time.perf_counter_ns()
@@ -291,6 +329,8 @@ class NativeEngine:
             self._last = self._engine.statistics()
         except ValueError:
             self._last = {}  # it was never started
+        if self._remote is not None:
+            self.fetched()  # for the last time
         with self._lock:
             self._stopped = True
         ended = self._engine.stop(STOP_LIMIT_MS)

@@ -35,11 +35,7 @@ _SPECIAL = errno.EPERM
 
 
 class OutputOperations(FanstoreOperations):
-    """The request handlers of a mount that can be written to.
-
-    Attributes:
-        _opens: how often each output is open, as far as we are told: the native engine opens by itself.
-    """
+    """The request handlers of a mount that can be written to."""
 
     def __init__(
         self,
@@ -52,7 +48,6 @@ class OutputOperations(FanstoreOperations):
         super().__init__(namespace, reader, control, statistics)
         self._outputs = outputs
         self._cache_s = CACHE_S if outputs.alone else _SHARED_CACHE_S
-        self._opens: dict[int, int] = {}
 
     def _output_entry(self, inode: int) -> EntryAttributes:
         """Attributes of an output, or of a directory of the dataset that holds some."""
@@ -139,7 +134,7 @@ class OutputOperations(FanstoreOperations):
             await self._outputs.resize(inode, attr.st_size)
             if fh is None and attr.st_size > 0:
                 # truncate(2): nobody has opened it, so nobody will close it. To nothing it may be open(O_TRUNC), which
-                # looks the same: that is the beginning of a content, and not to be made known.
+                # the kernel tells in the same words if the native engine answers: what is written then comes later.
                 await self._outputs.close(inode)
         mode = attr.st_mode if fields.update_mode else None
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
@@ -278,7 +273,6 @@ class OutputOperations(FanstoreOperations):
         inode = await self._outputs.create(parent_inode, name, mode & ~ctx.umask, bool(flags & os.O_EXCL))
         if flags & os.O_TRUNC and self._outputs.attributes(inode).size > 0:
             await self._outputs.resize(inode, 0)
-        self._opens[inode] = self._opens.get(inode, 0) + 1
         return FileInfo(fh=inode, keep_cache=True), self._known_output(inode)
 
     @handler
@@ -287,7 +281,6 @@ class OutputOperations(FanstoreOperations):
             return await self.open_dataset(inode, flags)
         if flags & os.O_TRUNC:
             await self._outputs.resize(inode, 0)
-        self._opens[inode] = self._opens.get(inode, 0) + 1
         return FileInfo(fh=inode, keep_cache=self._outputs.alone)
 
     @handler
@@ -318,13 +311,7 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def release(self, fh: int) -> None:
-        if self._outputs.is_output(fh):
-            # The kernel tells of it some time after the close: somebody else may be writing by now.
-            self._opens[fh] = self._opens.get(fh, 0) - 1
-            if self._opens[fh] <= 0:
-                del self._opens[fh]
-                self._outputs.released(fh)
-        else:
+        if not self._outputs.is_output(fh):
             self.release_dataset(fh)
 
 

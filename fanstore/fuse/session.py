@@ -278,6 +278,8 @@ class _Session:
                 cache_bytes,
                 outputs=outputs,
                 alone=outputs is None or outputs.alone,
+                waits=outputs is not None and outputs.waits,
+                remote=node.remote,
             )
         except OSError as error:
             self._without_engine(error)
@@ -302,14 +304,13 @@ class _Session:
 
     def _mount(self, node: Node, point: Path) -> Mount:
         """Mount with the engine that was asked for, or that can run. Raises MountError."""
-        source, allow_other = str(self._settings.prepared), self._settings.allow_other
         parts = (node.namespace, node.reader, node.control, self._statistics)
         outputs = None if self._life is None else self._life.outputs
         operations: FanstoreOperations = ReadOnlyOperations(*parts)
         if outputs is not None:
             operations = OutputOperations(*parts, outputs)
             outputs.use_kernel(KernelNames(self._engine, outputs.alone))
-        options = MountOptions(source, allow_other, writable=outputs is not None)
+        options = MountOptions(str(self._settings.prepared), self._settings.allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
                 return mount_native(operations, self._engine, point, options)

@@ -103,7 +103,7 @@ class InProcessPeers:
     """Peers of one rank of a Network.
 
     Attributes:
-        rank, size: as in Peers.
+        rank, size, exchange: as in Peers.
         survives: as in MpiPeers; always, here.
         is_dead, running, damaged, delay_s: what is wrong with this rank; set by Network only.
     """
@@ -111,6 +111,7 @@ class InProcessPeers:
     def __init__(self, network: Network, rank: int) -> None:
         self.rank = rank
         self.size = network.size
+        self.exchange = None
         self.survives = True
         self.is_dead = False
         self.running = trio.Event()

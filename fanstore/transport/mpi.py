@@ -120,6 +120,11 @@ class MpiPeers:
         trio.lowlevel.spawn_system_task(self._deadlines.watch)
         trio.lowlevel.spawn_system_task(self._deliver_landed)
 
+    @property
+    def exchange(self) -> _native.Exchange:
+        """Once MPI is up."""
+        return self._exchange
+
     def serve(self, host: Host) -> None:
         self._submit(lambda: self._set_host(host))
 

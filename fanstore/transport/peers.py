@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fanstore import _native
 from fanstore.errors import FanstoreError
 
 #: The longest question, answer to a question, or word to all. Answers are JSON of a few hundred bytes per node.
@@ -57,10 +58,14 @@ class Peers(Protocol):
 
     Attributes:
         rank: this daemon's number; size: how many daemons the job began with.
+        exchange: with which the native engine can fetch by itself; None if this transport has none.
     """
 
     rank: int
     size: int
+
+    @property
+    def exchange(self) -> _native.Exchange | None: ...
 
     async def broadcast(self, value: bytes | None) -> memoryview:
         """Rank 0's bytes on every rank, in page-aligned memory. Collective; only before ``serve``."""

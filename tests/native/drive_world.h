@@ -62,6 +62,7 @@ char *path_of(const char *root, uint32_t entry);
 /* Scenarios; each ends the program if something is wrong. */
 void drive_cache(uint32_t rounds);
 void drive_content(uint32_t rounds);
+void drive_fetch(uint32_t rounds);
 void drive_socket(uint32_t rounds);
 void drive_outputs(uint32_t rounds, const char *where);
 void drive_mount(double seconds, const char *point);

@@ -140,6 +140,8 @@ int main(int argc, char **argv) {
         drive_cache((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "content") == 0)
         drive_content((uint32_t)strtoul(argv[2], NULL, 10));
+    else if (strcmp(mode, "fetch") == 0)
+        drive_fetch((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "socket") == 0)
         drive_socket((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "outputs") == 0)

@@ -515,7 +515,7 @@ static void one_round(const struct fsx_tree *tree, struct counts *counts) {
         counts->outputs++;
         break;
     case FSX_CLOSED:
-        check(request.opcode == FUSE_FLUSH && fsx_is_output(request.nodeid) && fsx_outputs_alone(tree->outputs),
+        check(request.opcode == FUSE_FLUSH && fsx_is_output(request.nodeid) && !fsx_outputs_waits(tree->outputs),
               "nothing was closed");
         counts->closed++;
         break;
@@ -545,7 +545,7 @@ static void *read_file(const char *path, size_t *length) {
 /* With outputs in a third of all directories, of which some of the dataset are mixed. Nothing is opened. */
 static struct fsx_outputs *make_outputs(const struct fsx_index *x, bool alone) {
     const int directory = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    struct fsx_outputs *outputs = fsx_outputs_new(directory, x->entries, alone);
+    struct fsx_outputs *outputs = fsx_outputs_new(directory, x->entries, alone, !alone);
     check(directory >= 0 && outputs != NULL, "no outputs");
     close(directory);
     for (uint32_t i = 0; i < x->entries; i++) {
