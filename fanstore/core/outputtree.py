@@ -161,12 +161,13 @@ class OutputTree:
     Attributes:
         outputs: by inode number; those that were removed stay until they are gone from ``--output``.
         standing: what stands in ``--output``, by place.
+        going: outputs about which something is being done there.
     """
 
     def __init__(self, dataset: Names) -> None:
         self.outputs: dict[int, Output] = {}
         self.standing: dict[Place, int] = {}
-        self._going_to: dict[Place, set[int]] = {}
+        self.going: set[int] = set()
         self._standing_in: dict[int, set[int]] = {}
         self._dataset = dataset
         self._children: dict[int, dict[bytes, int]] = {}
@@ -469,26 +470,6 @@ class OutputTree:
 
     # --- what stands in --output ---
 
-    def going_to(self, place: Place) -> list[int]:
-        """The outputs of which it was announced that they come to a place in ``--output``."""
-        return sorted(self._going_to.get(place, ()))
-
-    def going_in(self, directory: int) -> list[int]:
-        """The same of a directory."""
-        return sorted(
-            inode for place, inodes in self._going_to.items() if place.parent == directory for inode in inodes
-        )
-
-    def _go(self, output: Output, going: Going | None) -> None:
-        if output.going is not None:
-            place = output.going.standing.place
-            self._going_to[place].discard(output.inode)
-            if not self._going_to[place]:
-                del self._going_to[place]
-        output.going = going
-        if going is not None:
-            self._going_to.setdefault(going.standing.place, set()).add(output.inode)
-
     def _stand(self, output: Output, place: Place, version: int, meta: int) -> None:
         self._stand_nowhere(output)
         buried = self.outputs.get(self.standing.get(place, 0))
@@ -526,19 +507,24 @@ class OutputTree:
         for inode, parent, name, version, meta, file in items:
             output = self.outputs.get(inode)
             if output is not None:
-                self._go(output, Going(Standing(Place(parent, name), version, meta), file))
+                output.going = Going(Standing(Place(parent, name), version, meta), file)
+                self.going.add(inode)
         return Effect(items[0][0])
+
+    def _go_nowhere(self, output: Output) -> None:
+        output.going = None
+        self.going.discard(output.inode)
 
     def _staying(self, inode: int) -> Effect:
         """It was not done."""
         output = self.get(inode)
-        self._go(output, None)
+        self._go_nowhere(output)
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
 
     def _saved(self, inode: int, parent: int, name: bytes, version: int, meta: int) -> Effect:
         output = self.get(inode)
-        self._go(output, None)
+        self._go_nowhere(output)
         self._stand(output, Place(parent, name), version, meta)
         if output.ready is not None and output.ready[0] <= version:
             output.ready = None
@@ -548,7 +534,7 @@ class OutputTree:
         """It does not stand in ``--output`` any more."""
         output = self.get(inode)
         self._stand_nowhere(output)
-        self._go(output, None)
+        self._go_nowhere(output)
         self._drop_unseen(output)
         return Effect(inode, changed=() if output.is_saved() else (inode,))
 
@@ -566,10 +552,9 @@ class OutputTree:
             standing = self.outputs[inode].standing
             assert standing is not None and standing.place == place
             assert inode in self._standing_in[place.parent]
+        assert self.going == {inode for inode, output in self.outputs.items() if output.going is not None}
         assert len(self.standing) == sum(map(len, self._standing_in.values()))
         assert len(self.standing) == sum(output.standing is not None for output in self.outputs.values())
-        going = {(output.going.standing.place, inode) for inode, output in self.outputs.items() if output.going}
-        assert going == {(place, inode) for place, inodes in self._going_to.items() for inode in inodes}
 
 
 def parents(operation: Operation) -> tuple[int, ...]:

@@ -86,9 +86,7 @@ class Placer:
         """A copy that can have its name at once: nothing else must be moved for it."""
         if output.place is None or output.ready is None or output.ready[0] != output.version or not output.is_file:
             return False
-        if output.going is not None or self._tree.going_to(output.place):
-            return False
-        if output.standing is not None and output.standing.place != output.place:
+        if output.going is not None or (output.standing is not None and output.standing.place != output.place):
             return False
         if any(self._must_precede(parent, output) for parent in self._above(output.place.parent)):
             return False
@@ -103,6 +101,7 @@ class Placer:
 
     async def publish(self, inodes: Sequence[int]) -> tuple[list[int], dict[int, OSError]]:
         """Give those copies their names that can have them at once, with few syncs: which have them, which failed."""
+        await self.find_out_all()
         outputs = [self._tree.outputs[inode] for inode in inodes if inode in self._tree.outputs]
         jobs: list[tuple[Output, Standing, str, bytes, tuple[Any, ...]]] = []
         for output in outputs:
@@ -158,6 +157,8 @@ class Placer:
         if inode in self._active:
             self._circles += 1
             return  # a circle: who needs it must do without
+        if not self._active:
+            await self.find_out_all()
         self._active.add(inode)
         try:
             await self._place(inode)
@@ -165,7 +166,6 @@ class Placer:
             self._active.discard(inode)
 
     async def _place(self, inode: int) -> None:
-        await self.find_out(inode)
         output = self._tree.outputs.get(inode)
         if output is None or output.is_saved():
             return
@@ -176,8 +176,6 @@ class Placer:
             return  # it is being written, or copied
         place = output.place
         await self._place_parents(output, place.parent)
-        for other in self._tree.going_to(place):
-            await self.find_out(other)  # before anything else comes there: what stands tells whether it was done
         await self._make_room(output, place)
         if output.place != place or output.going is not None or self._is_in_the_way(output, place):
             raise RefusedError(errno.EAGAIN)  # changed meanwhile
@@ -246,12 +244,18 @@ class Placer:
             old = self._tree.standing_path(output.standing.place)
             await in_thread(self._shelf.remove, old, output.is_directory)
 
-    async def find_out(self, inode: int) -> None:
-        """If something was announced, by us before an error or by another node before its death: was it done?"""
-        output = self._tree.outputs.get(inode)
-        if output is None or output.going is None:
-            return
-        going = output.going
+    async def find_out_all(self) -> None:
+        """What was announced, by us before an error or by another node before its death: was it done?
+
+        Before anything else is: whose place it was, and whose it is, must be known.
+        """
+        pending = sorted(self._tree.going, key=lambda inode: not self._tree.outputs[inode].is_directory)
+        for inode in pending:  # directories first: where is what stands in them?
+            output = self._tree.outputs[inode]
+            if output.going is not None:
+                await self._find_out(output, output.going)
+
+    async def _find_out(self, output: Output, going: Going) -> None:
         done, path = False, b""
         try:
             path = self._tree.standing_path(going.standing.place)
@@ -370,8 +374,6 @@ class Placer:
         if heir is not None and not heir.is_saved() and not heir.is_directory and not output.is_directory:
             return  # its coming buries this one
         if output.is_directory:
-            for inode in self._tree.going_in(output.inode):
-                await self.find_out(inode)
             for inode in self._tree.standing_in(output.inode):
                 await self.place(inode)
             if self._tree.standing_in(output.inode):

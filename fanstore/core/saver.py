@@ -353,8 +353,7 @@ class Saver:
 
     async def find_out(self) -> None:
         """Look what was done of what had been announced. Raises OSError."""
-        for output in list(self._tree.outputs.values()):
-            await self._placer.find_out(output.inode)
+        await self._placer.find_out_all()
 
     async def save_now(self, skipped: Collection[int], hopeless: Collection[int]) -> dict[int, OSError]:
         """All that can be done, and nothing twice: what failed, and why. Not while ``run`` runs.
