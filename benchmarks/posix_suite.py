@@ -168,6 +168,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
         (work / "disk").mkdir()
         disk = run_all(work / "disk", arguments.seconds, arguments.pjdfstest)
         argv = [mounter, str(work / "d.fan"), str(work / "mount"), "--local", str(work / "local"), "--scratch"]
+        argv += ["--allow-other"] if arguments.pjdfstest else []  # it acts as several users
         argv += ["--engine", arguments.engine, "--", sys.executable, __file__, "--inside", str(work / "found")]
         argv += ["--seconds", str(arguments.seconds)]
         argv += ["--pjdfstest", str(arguments.pjdfstest)] if arguments.pjdfstest else []
