@@ -52,7 +52,7 @@ LIMIT_S = 120.0
 #: What an assertion of pjdfstest that fails needed; the first that fits.
 NEEDS = (
     ("pipes, sockets and devices", r"mkfifo|mknod|bind"),
-    ("hard links", r"tried 'link |nlink"),
+    ("hard links", r"tried 'link |\bnlink"),
     ("owners", r"chown|uid|gid|-u 6553"),
     ("atime", r"atime"),
     ("set-user-ID and set-group-ID", r"chmod \S+ 0?[2-7]\d\d\d|mode', expected 0?[2-7]\d\d\d"),
