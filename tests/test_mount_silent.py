@@ -104,6 +104,45 @@ def test_ends_although_reads_hang(mount: Mount, outer: Mounted, held: bool) -> N
         reader.wait(LIMIT_S)
 
 
+def test_outputs_are_kept_although_reads_hang(mount: Mount, outer: Mounted, tmp_path: Path) -> None:
+    """``--output`` is gone, and there is no orderly end: what was written stays on the disk, and is saved later."""
+    local, output = tmp_path / "ssd", tmp_path / "output"
+    options = ["--local", str(local), "--capacity", "1KiB", "--output", str(output)]
+    inner = mount(outer.path / "inner.fan", *options)
+    inner.announced += [
+        "do not fit on local disks",
+        "cannot .* to .*: .*; it is tried again",
+        "reads that hang are left behind",
+        r"2 outputs could not be saved to \S+ .*closed.*open|2 outputs could not be saved to \S+ .*open.*closed",
+        "is busy: .* it was detached",
+    ]
+    output.rename(tmp_path / "away")
+    outer.signal(signal.SIGSTOP)
+    reader = start_reader(inner.path / "file-5")
+    try:
+        wait_reading(inner, reader)
+        (inner.path / "closed").write_bytes(b"was closed")
+        descriptor = os.open(inner.path / "open", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, b"is open")
+        inner.signal(signal.SIGTERM)
+        wait_until(lambda: "SIGTERM: ending" in inner.log_text(), "the first signal", inner.evidence)
+        inner.signal(signal.SIGTERM)
+        assert inner.wait_end() == 1, inner.evidence()
+        with pytest.raises(OSError):  # there is nobody to tell
+            os.close(descriptor)
+        inner.check_clean()
+    finally:
+        outer.signal(signal.SIGCONT)
+        reader.kill()
+        reader.wait(LIMIT_S)
+    (tmp_path / "away").rename(output)
+    recovered = command("mount", "--recover", "--local", local)
+    assert recovered.returncode == 0, recovered.stderr
+    assert (output / "closed").read_bytes() == b"was closed"
+    assert b"is open" in {path.read_bytes() for path in output.glob("open*")}
+    assert not list(local.iterdir()) and sorted(path.name for path in output.iterdir())[0] == "closed"
+
+
 def test_signal_while_staging_hangs(mount: Mount, outer: Mounted, tmp_path: Path) -> None:
     """Manifest and index can be read, the partitions cannot."""
     prepared, local = tmp_path / "d.fan", tmp_path / "ssd"

@@ -515,9 +515,10 @@ class _Session:
     def _leave(self, code: int) -> Never:
         """End at once: threads hang in reads that never return, and an orderly end would wait for them for ever."""
         log.warning("reads that hang are left behind: the file system of %s does not answer", self._settings.prepared)
+        safe = self._life is None or self._life.is_safe()
         self._cleanup.close()
         logging.shutdown()
-        os._exit(code)
+        os._exit(code if safe else code or 1)
 
     def _log_summary(self) -> None:
         sources = self._statistics.totals().sources.items()

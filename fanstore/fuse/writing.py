@@ -25,6 +25,7 @@ from fanstore.core.objects import Objects
 from fanstore.core.outputs import Outputs, OutputSettings
 from fanstore.core.outputtree import Output
 from fanstore.core.recovery import OBJECTS_NAME
+from fanstore.core.saver import Saver
 from fanstore.core.shelf import COPIES_PREFIX, Found, Shelf
 from fanstore.core.statistics import Statistics
 from fanstore.errors import MountError
@@ -64,6 +65,7 @@ class OutputLife:
     Attributes:
         outputs: set by ``build``.
         _found: what an earlier job left; set by ``open``, like ``_token``, which names the job.
+        _told: it was said what could not be saved.
     """
 
     def __init__(self, writing: Writing) -> None:
@@ -73,7 +75,8 @@ class OutputLife:
         self._token = ""
         self._directory: Path | None = None
         self.outputs: Outputs | None = None
-        self._unsaved: list[Output] = []
+        self._job: Job | None = None
+        self._told = False
 
     # --- start ---
 
@@ -118,6 +121,7 @@ class OutputLife:
     def build(self, node: Node, job: Job, directory: JobDirectory, statistics: Statistics) -> Outputs:
         """The outputs of this node. Raises MountError."""
         self._directory = directory.path
+        self._job = job
         output = "" if self._writing.output is None else str(self._writing.output)
         owner = Owner(self._token, job.rank, output, COPIES_PREFIX + self._token)
         try:
@@ -184,26 +188,46 @@ class OutputLife:
         outputs = self.outputs
         if outputs is None or outputs.saver is None:
             return True
-        self._unsaved = self._mine(job)
+        unsaved = self._unsaved()
         lost = [output for output in outputs.tree.unsaved() if output.place is not None and self._is_lost(output, job)]
         if lost and outputs.decides():
             holders = sorted({f"rank {output.holder} on {job.nodes[output.holder].host}" for output in lost})
             log.error("%d outputs were only on %s, which died before they were saved", len(lost), ", ".join(holders))
-        if not self._unsaved:
+        if not unsaved:
             return not lost
+        self._tell(outputs, outputs.saver, unsaved)
+        return False
+
+    def _unsaved(self) -> list[Output]:
+        """What is not safe and would be lost with the directory of the job; of the end's making, or of an error's."""
+        outputs, job = self.outputs, self._job
+        if outputs is None or outputs.saver is None or job is None:
+            return []
+        unsaved: dict[int, Output] = {output.inode: output for output in self._mine(job)}
+        for inode in outputs.objects.all():
+            output = outputs.tree.outputs.get(inode)
+            if output is not None and output.place is not None and not outputs.objects.is_known(inode):
+                unsaved[inode] = output  # it was written to, and nobody has closed it
+        return list(unsaved.values())
+
+    def is_safe(self) -> bool:
+        """Would nothing be lost with the directory of the job?"""
+        return not self._unsaved()
+
+    def _tell(self, outputs: Outputs, saver: Saver, unsaved: list[Output]) -> None:
+        self._told = True
         log.error(
             "%d outputs could not be saved to %s%s; they stay in %s, and the next fanstore-mount with the same --local "
             "on this node, or fanstore-mount --recover, saves them: %s",
-            len(self._unsaved),
+            len(unsaved),
             self._writing.output,
-            f" ({outputs.saver.trouble.reason})" if outputs.saver.trouble.reason else "",
+            f" ({saver.trouble.reason})" if saver.trouble.reason else "",
             self._directory,
-            ", ".join(self._names(outputs)),
+            ", ".join(self._names(outputs, unsaved)),
         )
-        return False
 
-    def _names(self, outputs: Outputs) -> list[str]:
-        named = [output for output in self._unsaved if output.place is not None]
+    def _names(self, outputs: Outputs, unsaved: list[Output]) -> list[str]:
+        named = [output for output in unsaved if output.place is not None]
         names = [
             f"{os.fsdecode(outputs.tree.path(output.place))} ({outputs.objects.file(output.inode).name})"
             for output in named[:NAMED_MOST]
@@ -212,10 +236,13 @@ class OutputLife:
         return names + ([f"and {len(named) - NAMED_MOST} more"] if len(named) > NAMED_MOST else [])
 
     def close(self) -> tuple[str, ...]:
-        """In a thread, when nothing runs any more: what must stay in the directory of the job."""
-        if self.outputs is not None:
-            self.outputs.objects.close()
-        if self._unsaved:
+        """When nothing runs any more, however it came to that: what must stay in the directory of the job."""
+        outputs, unsaved = self.outputs, self._unsaved()
+        if outputs is not None:
+            if unsaved and not self._told and outputs.saver is not None:
+                self._tell(outputs, outputs.saver, unsaved)
+            outputs.objects.close()
+        if unsaved:
             return (OBJECTS_NAME, JOURNAL_NAME)
         if self._shelf is not None:
             try:
