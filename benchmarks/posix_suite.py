@@ -90,7 +90,7 @@ def run_pjdfstest(source: Path, directory: Path) -> dict[str, Any]:
         for line in done.stdout.splitlines():
             if line.startswith("ok"):
                 group["passed"] += 1
-            elif line.startswith("not ok"):
+            elif line.startswith("not ok") and "# TODO" not in line:  # those are known to fail on Linux
                 group["failed"] += 1
                 # What follows a step that was refused fails because of it.
                 needed = next((what for what, pattern in NEEDS if re.search(pattern, line)), needed)

@@ -7,6 +7,7 @@ Use it with ``pytest_plugins = ["mounting"]`` in a test module. (PYTEST_DONT_REW
 well, before pytest could.)
 """
 
+import contextlib
 import json
 import os
 import re
@@ -216,6 +217,17 @@ def _mounts(directory: Path, engine: str) -> Iterator[Mount]:
         for mounted in reversed(started):
             mounted.destroy()
         assert leftovers.mounts_below(directory) == []
+
+
+@contextlib.contextmanager
+def small_file_system(path: Path, size: str) -> Iterator[Path]:
+    """A file system with little room, such as ``16m``; root only."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=True, timeout=LIMIT_S)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True, timeout=LIMIT_S)
 
 
 def prepare(source: Path, target: Path, *options: str) -> Path:

@@ -13,6 +13,7 @@ import pytest
 
 from fanstore.core.journal import Journal, Owner, read_journal
 from fanstore.core.outputtree import OutputTree, Place, RefusedError, parents
+from fanstore.core.recovery import Remembered
 
 T = TypeVar("T")
 Model = dict[tuple[bytes, ...], str]
@@ -30,22 +31,6 @@ class Dataset:
 
     def child(self, parent: int, name: bytes) -> int | None:
         return self.names.get((parent, name))
-
-    def is_directory(self, inode: int) -> bool:
-        return inode in self.paths
-
-    def path(self, inode: int) -> bytes:
-        return self.paths[inode]
-
-
-class Remembered:
-    """What a journal tells of the dataset."""
-
-    def __init__(self) -> None:
-        self.paths: dict[int, bytes] = {}
-
-    def child(self, parent: int, name: bytes) -> int | None:
-        return None
 
     def is_directory(self, inode: int) -> bool:
         return inode in self.paths

@@ -17,7 +17,7 @@ import mounting
 import numpy as np
 import pytest
 from conftest import BOTH_ENGINES
-from mounting import LIMIT_S, Mount, Mounted, needs_fuse, needs_root, wait_until
+from mounting import LIMIT_S, Mount, Mounted, needs_fuse, needs_root, small_file_system, wait_until
 from output_machine import rename
 
 from fanstore.cli import stat as stat_command
@@ -528,14 +528,8 @@ def test_statistics_of_scratch(scratch: Mounted, shown: Shown) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", path], check=True, timeout=LIMIT_S)
-    try:
+    with small_file_system(tmp_path / "small", "16m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True, timeout=LIMIT_S)
 
 
 def fill(path: Path) -> int:

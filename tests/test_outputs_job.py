@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import BOTH_ENGINES
 from jobs import LIMIT_S, ULFM, Job, StartJob, needs_jobs
-from mounting import command, needs_root, prepare, wait_until
+from mounting import command, needs_root, prepare, small_file_system, wait_until
 from output_model import Model, contents
 from output_program import identity
 
@@ -299,14 +299,8 @@ def test_a_stopped_node_catches_up(start_job: StartJob, prepared: Path, out: Pat
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system with little room."""
-    path = tmp_path / "small"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], check=True, timeout=LIMIT_S)
-    try:
+    with small_file_system(tmp_path / "small", "1m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "-l", path], check=True, timeout=LIMIT_S)
 
 
 def pending(job: Job, rank: int) -> int:

@@ -225,33 +225,23 @@ class OutputTree:
 
     def path(self, place: Place) -> bytes:
         """Where a name is, relative to the root of the mount."""
-        parts = [place.name]
-        parent = place.parent
-        while parent >= FIRST_OUTPUT:
-            above = self.get(parent).place
-            if above is None:
-                raise RefusedError(errno.ENOENT)
-            parts.append(above.name)
-            parent = above.parent
-        if top := self._dataset.path(parent):
-            parts.append(top)
-        return b"/".join(reversed(parts))
+        return self._path(place, lambda output: output.place)
 
     def standing_path(self, place: Place) -> bytes:
         """Where a name is in ``--output``, whose directories may have other names than those of the mount by now."""
+        return self._path(place, lambda output: None if output.standing is None else output.standing.place)
+
+    def _path(self, place: Place, place_of: Callable[[Output], Place | None]) -> bytes:
+        """The names from the root to a place; ``place_of`` says where a directory is."""
         parts = [place.name]
-        parent = place.parent
-        while parent >= FIRST_OUTPUT:
-            standing = self.get(parent).standing
-            if standing is None:
+        while place.parent >= FIRST_OUTPUT:
+            above = place_of(self.get(place.parent))
+            if above is None:
                 raise RefusedError(errno.ENOENT)
-            parts.append(standing.place.name)
-            parent = standing.place.parent
-        if parent == PARKED:
-            return b"/".join((PARKED_PATH, *reversed(parts)))
-        if top := self._dataset.path(parent):
-            parts.append(top)
-        return b"/".join(reversed(parts))
+            parts.append(above.name)
+            place = above
+        top = PARKED_PATH if place.parent == PARKED else self._dataset.path(place.parent)
+        return b"/".join(([top] if top else []) + parts[::-1])
 
     def knew(self, inode: int) -> bool:
         """Is this the number of an output that there is, or was?"""

@@ -39,7 +39,7 @@ UNFINISHED = ".unfinished"
 _PRECISIONS_NS = (1, 100, 1000, 1_000_000, 1_000_000_000, 2_000_000_000)
 
 
-class _Dataset:
+class Remembered:
     """The directories of the dataset that the journal mentions; all that is needed of it."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def salvage(directory: Path) -> bool:
 
 def _replay(journal: Path) -> _Memory:
     owner, start, records = read_journal(journal)
-    dataset = _Dataset()
+    dataset = Remembered()
     memory = _Memory(owner, OutputTree(dataset), start)
     for kind, value, end in records:
         memory.end = end

@@ -8,6 +8,7 @@ whom the engine asks for chunks of other nodes is decided by ``Remote``. Calls c
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -15,7 +16,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -287,32 +288,29 @@ class NativeEngine:
 
     async def _read_output(self, token: int, inode: int, offset: int, length: int) -> None:
         assert self._outputs is not None
-        start_ns = time.perf_counter_ns()
-        number = errno.EIO
-        try:
+        async with self._answering("read", token):
             self._engine.answer(token, await self._outputs.read(inode, offset, length))
-            number = 0
-        except Exception as error:  # noqa: BLE001 -- one request fails, not the daemon
-            number = _error_number("read", error)
-        finally:
-            if number != 0:
-                self._engine.fail(token, number)
-            self._statistics.record("read", time.perf_counter_ns() - start_ns, number != 0)
 
     async def _make_local(self, token: int, inode: int) -> None:
         assert self._outputs is not None
+        async with self._answering("write", token):
+            await self._outputs.make_local(inode)
+            await trio.to_thread.run_sync(self._engine.resume, token, limiter=self._resumed)
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, operation: str, token: int) -> AsyncIterator[None]:
+        """Count and time what is done for an output; if it fails, this one request does, not the daemon."""
         start_ns = time.perf_counter_ns()
         number = errno.EIO
         try:
-            await self._outputs.make_local(inode)
-            await trio.to_thread.run_sync(self._engine.resume, token, limiter=self._resumed)
+            yield
             number = 0
-        except Exception as error:  # noqa: BLE001 -- one request fails, not the daemon
-            number = _error_number("write", error)
+        except Exception as error:  # noqa: BLE001 -- the promise
+            number = _error_number(operation, error)
         finally:
             if number != 0:
                 self._engine.fail(token, number)
-            self._statistics.record("write", time.perf_counter_ns() - start_ns, number != 0)
+            self._statistics.record(operation, time.perf_counter_ns() - start_ns, number != 0)
 
     def _closed(self, inode: int) -> None:
         assert self._outputs is not None

@@ -23,6 +23,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 from fanstore.core.control import ControlDirectory
 from fanstore.core.namespace import (
     BLOCK_BYTES,
+    Attributes,
     Namespace,
     NoAttributeError,
     NotDirectoryError,
@@ -93,6 +94,22 @@ def _error_number(operation: str, error: Exception) -> int:
     return number
 
 
+def to_entry(attributes: Attributes, entry_s: float, attributes_s: float) -> EntryAttributes:
+    """In pyfuse3's words; how long the kernel may believe the name, and the attributes."""
+    entry = EntryAttributes()
+    entry.st_ino = attributes.inode
+    entry.st_mode = attributes.mode
+    entry.st_nlink = attributes.nlink
+    entry.st_uid = attributes.uid
+    entry.st_gid = attributes.gid
+    entry.st_size = attributes.size
+    entry.st_blocks = attributes.blocks
+    entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.mtime_ns
+    entry.entry_timeout = entry_s
+    entry.attr_timeout = attributes_s
+    return entry
+
+
 class FanstoreOperations(pyfuse3.Operations):
     """The request handlers for the dataset and the control files; what only reads.
 
@@ -127,19 +144,8 @@ class FanstoreOperations(pyfuse3.Operations):
             attributes = attributes._replace(
                 inode=inode, size=size, blocks=(size + 511) // 512, mtime_ns=snapshot.time_ns
             )
-        entry = EntryAttributes()
-        entry.st_ino = attributes.inode
-        entry.st_mode = attributes.mode
-        entry.st_nlink = attributes.nlink
-        entry.st_uid = attributes.uid
-        entry.st_gid = attributes.gid
-        entry.st_size = attributes.size
-        entry.st_blocks = attributes.blocks
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.mtime_ns
         # The next look-up of a control file is to make it anew; a snapshot itself never changes.
-        entry.entry_timeout = CACHE_S if snapshot is None else 0
-        entry.attr_timeout = CACHE_S
-        return entry
+        return to_entry(attributes, CACHE_S if snapshot is None else 0, CACHE_S)
 
     async def _known(self, inode: Inode) -> EntryAttributes:
         """Attributes of what the kernel is about to know by this name; of a control file, a new snapshot."""

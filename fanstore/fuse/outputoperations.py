@@ -23,7 +23,7 @@ from fanstore.core.outputs import Outputs
 from fanstore.core.outputtree import FIRST_OUTPUT, Output, Place
 from fanstore.core.reader import Reader
 from fanstore.core.statistics import Statistics
-from fanstore.fuse.operations import CACHE_S, FanstoreOperations, handler
+from fanstore.fuse.operations import CACHE_S, FanstoreOperations, handler, to_entry
 from fanstore.ids import Inode
 
 log = logging.getLogger(__name__)
@@ -51,19 +51,8 @@ class OutputOperations(FanstoreOperations):
 
     def _output_entry(self, inode: int) -> EntryAttributes:
         """Attributes of an output, or of a directory of the dataset that holds some."""
-        attributes = self._outputs.attributes(inode)
-        entry = EntryAttributes()
-        entry.st_ino = attributes.inode
-        entry.st_mode = attributes.mode
-        entry.st_nlink = attributes.nlink
-        entry.st_uid = attributes.uid
-        entry.st_gid = attributes.gid
-        entry.st_size = attributes.size
-        entry.st_blocks = attributes.blocks
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = attributes.mtime_ns
         cache_s = CACHE_S if inode < FIRST_OUTPUT else self._cache_s
-        entry.entry_timeout = entry.attr_timeout = cache_s
-        return entry
+        return to_entry(self._outputs.attributes(inode), cache_s, cache_s)
 
     def _known_output(self, inode: int) -> EntryAttributes:
         """The same, for a reply by which the kernel gets to know it."""
