@@ -24,6 +24,13 @@ static void arrive(struct fsx_fetcher *f, struct fsx_flight *flight, int got) {
     pthread_cond_signal(&f->arrived);
 }
 
+/* With the lock held: a place is free. */
+static void look_at_line(struct fsx_fetcher *f) {
+    f->place_free = true;
+    if (f->line.first != NULL)
+        pthread_cond_signal(&f->arrived);
+}
+
 static void landed(void *owner, int got, bool returned) {
     struct fsx_flight *flight = owner;
     struct fsx_fetcher *f = flight->fetcher;
@@ -43,9 +50,7 @@ static void landed(void *owner, int got, bool returned) {
         if (returned)
             fsx_flight_leave_window(f, flight);
         flight->state = FSX_KEPT;
-        f->place_free = true;
-        if (f->line.first != NULL)
-            pthread_cond_signal(&f->arrived);
+        look_at_line(f);
     }
     pthread_mutex_unlock(&f->lock);
     if (!unwanted || !returned)
@@ -79,6 +84,7 @@ static const struct fsx_asker ASKER = {.landed = landed, .returned = memory_retu
 
 struct fsx_flight *fsx_fetcher_take_ready(struct fsx_fetcher *f) {
     struct fsx_flight *ready = NULL, **last = &ready;
+    const uint64_t now_ns = f->line.first != NULL ? fsx_flight_now_ns() : 0;
     f->place_free = false;
     if (f->ending)
         return NULL;
@@ -95,6 +101,9 @@ struct fsx_flight *fsx_fetcher_take_ready(struct fsx_fetcher *f) {
         f->owned++;
         flight->large = large;
         flight->state = FSX_FLYING;
+        fsx_flight_leave_time(f, flight); /* its peer has the whole time, however long it stood in line */
+        flight->start_ns = now_ns;
+        fsx_flight_enter_time(f, flight);
         *last = flight;
         last = &flight->next;
     }
@@ -210,7 +219,8 @@ bool fsx_fetcher_fetch(struct fsx_fetcher *f, const struct fsx_reader *reader) {
 
 /* ---- time ------------------------------------------------------------------------------------------------------- */
 
-/* With the lock held, which is given up meanwhile: the time of a flight is up. */
+/* With the lock held, which is given up meanwhile: the time of a flight is up. If it still stands in line, that is not the
+ * fault of its peer: others have the places. */
 static void give_up(struct fsx_fetcher *f, struct fsx_flight *flight) {
     const int peer = flight->peer;
     const bool flying = flight->state == FSX_FLYING;
@@ -220,19 +230,22 @@ static void give_up(struct fsx_fetcher *f, struct fsx_flight *flight) {
     if (flying) {
         fsx_flight_leave_large(f, flight); /* but not its place in the window, before it is answered */
         flight->state = FSX_GIVEN_UP;
+        fsx_latency_record(&f->answers, fsx_flight_now_ns() - flight->start_ns, true);
+        fsx_flight_note(f, FSX_PEER_SILENT, flight);
+        look_at_line(f);
     } else {
         struct fsx_flight **link = &f->line.first;
         while (*link != flight)
             link = &(*link)->next;
         fsx_flight_unlink(&f->line, link);
     }
-    fsx_latency_record(&f->answers, fsx_flight_now_ns() - flight->start_ns, true);
-    fsx_flight_note(f, FSX_PEER_SILENT, flight);
     pthread_mutex_unlock(&f->lock);
-    fsx_exchange_time_out(f->exchange, peer);
+    if (flying)
+        fsx_exchange_time_out(f->exchange, peer);
     fsx_flight_finish_readers(f, readers, 0);
-    f->ends.tell(f->ends.context);
-    if (!flying)
+    if (flying)
+        f->ends.tell(f->ends.context);
+    else
         fsx_flight_free(flight);
     pthread_mutex_lock(&f->lock);
 }

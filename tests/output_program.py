@@ -1,10 +1,10 @@
 """A program that writes outputs at random, and notes in a ledger what it is about to do and what it has done.
 
 Owns the program (``python output_program.py DIRECTORY LEDGER SEED SECONDS``): it works in one directory of a mount,
-alone, until its time is up or a call fails. The ledger is outside of the mount: a list of JSON, one line before each
-call ("begin") and one after it ("end"); at the end of all, perhaps, "error" and when (time.monotonic). Contents are
-named by checksum and size. Used by test_outputs_crash.py and test_outputs_job.py; what the lines mean for
-``--output`` is in output_model.py.
+alone, until its time is up, LEDGER.end is there, or a call fails. The ledger is outside of the mount: a list of JSON,
+one line before each call ("begin") and one after it ("end"); at the end of all, perhaps, "error" and when
+(time.monotonic). Contents are named by checksum and size. Used by test_outputs_crash.py and test_outputs_job.py; what
+the lines mean for ``--output`` is in output_model.py.
 """
 
 import json
@@ -70,11 +70,11 @@ class Program:
         folder = self.chance.choice(["", *self.folders])
         return os.path.join(folder, f"n{self.chance.randrange(6)}")
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, end: str) -> None:
         end_s = time.monotonic() + seconds
         actions = [self.save] * 5 + [self.checkpoint] * 6 + [self.write_log] * 4 + [self.remove] * 2
         actions += [self.rename] * 3 + [self.make_folder, self.remove_folder, self.rename_folder]
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s and not os.path.exists(end):
             self.chance.choice(actions)()
         if self.log is not None:
             self.close_log()
@@ -180,7 +180,7 @@ def main() -> None:
     try:
         directory.mkdir(exist_ok=True)
         ledger.note("end", "start")
-        Program(directory, ledger, seed).run(float(seconds))
+        Program(directory, ledger, seed).run(float(seconds), sys.argv[2] + ".end")
         ledger.note("end", "all")
     except OSError as error:
         ledger.note("error", time.monotonic(), str(error))

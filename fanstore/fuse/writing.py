@@ -11,6 +11,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,13 @@ STUCK_LIMIT_S = 120.0
 #: Outputs that are named when they could not be saved.
 NAMED_MOST = 10
 _LOOK_S = 0.25
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first of them, and how many more there are."""
+    every = list(names)
+    more = [f"and {len(every) - NAMED_MOST} more"] if len(every) > NAMED_MOST else []
+    return ", ".join(every[:NAMED_MOST] + more)
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,12 @@ class OutputLife:
         lost = [output for output in outputs.tree.unsaved() if output.place is not None and self._is_lost(output, job)]
         if lost and outputs.decides():
             holders = sorted({f"rank {output.holder} on {job.nodes[output.holder].host}" for output in lost})
-            log.error("%d outputs were only on %s, which died before they were saved", len(lost), ", ".join(holders))
+            log.error(
+                "%d outputs were only on %s, which died before they were saved: %s",
+                len(lost),
+                ", ".join(holders),
+                _listed(os.fsdecode(outputs.tree.path(output.place)) for output in lost if output.place is not None),
+            )
         if not unsaved:
             return not lost
         self._tell(outputs, outputs.saver, unsaved)
@@ -223,17 +236,12 @@ class OutputLife:
             self._writing.output,
             f" ({saver.trouble.reason})" if saver.trouble.reason else "",
             self._directory,
-            ", ".join(self._names(outputs, unsaved)),
+            _listed(
+                f"{os.fsdecode(outputs.tree.path(output.place))} ({outputs.objects.file(output.inode).name})"
+                for output in unsaved
+                if output.place is not None
+            ),
         )
-
-    def _names(self, outputs: Outputs, unsaved: list[Output]) -> list[str]:
-        named = [output for output in unsaved if output.place is not None]
-        names = [
-            f"{os.fsdecode(outputs.tree.path(output.place))} ({outputs.objects.file(output.inode).name})"
-            for output in named[:NAMED_MOST]
-            if output.place is not None
-        ]
-        return names + ([f"and {len(named) - NAMED_MOST} more"] if len(named) > NAMED_MOST else [])
 
     def close(self) -> tuple[str, ...]:
         """When nothing runs any more, however it came to that: what must stay in the directory of the job."""

@@ -155,6 +155,14 @@ static int fake_test_cancelled(const void *status, int *flag) {
     return 0;
 }
 
+/* A peer that dies while nobody asks it is not missed. */
+static bool is_asked(int peer) {
+    const struct request *request = requests;
+    while (request != NULL && (request->peer != peer || !request->asked || request->cancelled))
+        request = request->next;
+    return request != NULL;
+}
+
 /* ---- the MPI thread ----------------------------------------------------------------------------------------------- */
 
 struct stage {
@@ -174,7 +182,7 @@ static void *mpi_main(void *argument) {
     while (!atomic_load(&stage->ending) || !fsx_exchange_is_idle(x)) {
         fsx_exchange_clear_interrupt(x);
         for (int peer = 1; peer < RANKS; peer++)
-            if (atomic_load(&manners[peer]) == DEAD && !lost[peer]) {
+            if (atomic_load(&manners[peer]) == DEAD && !lost[peer] && is_asked(peer)) {
                 lost[peer] = true;
                 fsx_exchange_lose(x, peer);
             }
@@ -297,8 +305,12 @@ static void route_all(struct stage *stage, const int *ranks, uint32_t count) {
         check(fsx_fetcher_route(stage->fetcher, p, ranks, count), "no memory");
 }
 
-static void wait_for(struct stage *stage, _Atomic(uint64_t) *counter, uint64_t more) {
-    const uint64_t wanted = atomic_load(counter) + more; /* the alarm of the program ends a wait that has no end */
+/* The alarm of the program ends a wait that has no end, and says which. */
+#define wait_for(stage, counter, more) wait_more(stage, counter, more, #counter)
+
+static void wait_more(struct stage *stage, _Atomic(uint64_t) *counter, uint64_t more, const char *what) {
+    const uint64_t wanted = atomic_load(counter) + more;
+    waits_for = what;
     while (atomic_load(counter) < wanted) {
         take_failures(stage);
         usleep(200);
@@ -339,6 +351,7 @@ static void play(struct stage *stage, uint32_t rounds) {
     wait_for(stage, &stage->answered, rounds / 4);
     check(!fsx_exchange_is_alive(&stage->exchange, 1), "a silent peer is asked");
     atomic_store(&manners[1], HONEST);
+    waits_for = "a sign of life";
     while (!fsx_exchange_is_alive(&stage->exchange, 1))
         usleep(200);
     wait_for(stage, &stage->answered, rounds / 4);
@@ -378,6 +391,7 @@ void drive_fetch(uint32_t rounds) {
         check(pthread_create(&threads[i], NULL, read_main, &jobs[i]) == 0, "no thread");
     }
     play(&stage, rounds);
+    waits_for = "the end";
     fsx_fetcher_end(stage.fetcher); /* in the middle of it all: whoever waits is told */
     atomic_store(&stage.stopping, true);
     for (uint32_t i = 0; i < READERS; i++)

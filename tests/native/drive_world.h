@@ -29,6 +29,9 @@ struct world {
 
 extern struct world world;
 
+/* What the main thread waits for: the last words of a program whose time is up. */
+extern const char *volatile waits_for;
+
 _Noreturn void die(const char *text, int error);
 static inline void check(bool right, const char *text) {
     if (!right)

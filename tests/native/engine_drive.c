@@ -11,12 +11,14 @@
 #include "drive_world.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define LIMIT_S 90u
 
 struct world world;
+const char *volatile waits_for = "something";
 
 void die(const char *text, int error) {
     fprintf(stderr, "engine_drive: %s%s%s\n", text, error != 0 ? ": " : "", error != 0 ? strerror(error) : "");
@@ -114,8 +116,19 @@ static int make_damaged(const char *part, const char *folder) {
     return fd;
 }
 
+/* With what a signal handler may do. */
+static void say_time_is_up(int number) {
+    (void)number;
+    static const char text[] = "the time is up; waited for ";
+    const char *what = waits_for;
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0 || write(STDERR_FILENO, what, strlen(what)) < 0)
+        _exit(3);
+    _exit(2);
+}
+
 int main(int argc, char **argv) {
     check(argc >= 6, "usage: engine_drive MODE ROUNDS INDEX SOURCE FOLDER PART...");
+    signal(SIGALRM, say_time_is_up);
     alarm(LIMIT_S);
     const char *mode = argv[1], *folder = argv[5];
     world.program = argv[0];
