@@ -238,6 +238,26 @@ static enum fsx_verdict getxattr_(const struct fsx_tree *tree, const struct fsx_
 
 /* ---- files ------------------------------------------------------------------------------------------------------ */
 
+static enum fsx_verdict open_output(struct fsx_outputs *outputs, uint64_t inode, uint32_t flags,
+                                    struct fsx_reply *reply) {
+    const struct fsx_opened opened = fsx_outputs_open(outputs, inode, flags);
+    if (opened.handle == 0)
+        return fail(reply, ENOMEM);
+    const bool keep = fsx_outputs_alone(outputs) && !opened.old_pages;
+    const bool direct = (opened.handle & FSX_DIRECT_HANDLE) != 0;
+    const struct fuse_open_out out = {
+        .fh = opened.handle, .open_flags = (keep ? FOPEN_KEEP_CACHE : 0u) | (direct ? FOPEN_DIRECT_IO : 0u)};
+    return succeed(reply, &out, sizeof out);
+}
+
+static enum fsx_verdict release_output(struct fsx_outputs *outputs, const struct fsx_request *request,
+                                       struct fsx_reply *reply) {
+    const struct fuse_release_in *in = fsx_request_fixed(request, sizeof *in);
+    if (in != NULL)
+        fsx_outputs_release(outputs, in->fh);
+    return succeed(reply, "", 0);
+}
+
 static enum fsx_verdict open_(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply) {
     const struct fuse_open_in *in = fsx_request_fixed(request, sizeof *in);
     if (in == NULL)
@@ -250,9 +270,10 @@ static enum fsx_verdict open_(const struct fsx_tree *tree, const struct fsx_requ
      * of the dataset for writing as well, and a map of it could be written to. */
     if (tree->outputs == NULL && atomic_load_explicit(&tree->no_open, memory_order_relaxed))
         return fail(reply, ENOSYS);
-    const uint32_t keep = !output || fsx_outputs_alone(tree->outputs) ? FOPEN_KEEP_CACHE : 0;
-    const uint32_t silent = output ? 0 : FOPEN_NOFLUSH; /* there is nothing to be told when it is closed */
-    const struct fuse_open_out out = {.fh = request->nodeid, .open_flags = keep | silent};
+    if (output)
+        return open_output(tree->outputs, request->nodeid, in->flags, reply);
+    const struct fuse_open_out out = {.fh = request->nodeid, /* there is nothing to be told when it is closed */
+                                      .open_flags = FOPEN_KEEP_CACHE | FOPEN_NOFLUSH};
     return succeed(reply, &out, sizeof out);
 }
 
@@ -381,6 +402,10 @@ static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_re
         else
             *verdict = succeed(reply, "", 0);
         return true;
+    case FUSE_RELEASE:
+        if (output)
+            *verdict = release_output(tree->outputs, request, reply);
+        return output;
     case FUSE_LOOKUP:
         if (output)
             *verdict = lookup(tree, request, reply);

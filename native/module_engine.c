@@ -400,6 +400,18 @@ static PyObject *engine_drop(EngineObject *self, PyObject *argument) {
     Py_RETURN_NONE;
 }
 
+static PyObject *engine_open(EngineObject *self, PyObject *arguments) {
+    unsigned long long inode;
+    unsigned int flags;
+    if (!PyArg_ParseTuple(arguments, "KI", &inode, &flags))
+        return NULL;
+    struct fsx_outputs *outputs = outputs_of(self);
+    if (outputs == NULL)
+        return NULL;
+    const struct fsx_opened opened = fsx_outputs_open(outputs, inode, flags);
+    return opened.handle == 0 ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(opened.handle);
+}
+
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 static PyObject *latency_tuple(const struct fsx_latency *latency) {
@@ -511,6 +523,8 @@ static PyMethodDef engine_methods[] = {
      "describe(inode, mode, nlink, size, blocks, mtime_ns, uid, gid, valid_s): what stat says of a directory with outputs"},
     {"undescribe", (PyCFunction)engine_undescribe, METH_O, "undescribe(inode): Python answers for it"},
     {"mix", (PyCFunction)engine_mix, METH_O, "mix(entry): this directory of the dataset has outputs"},
+    {"open", (PyCFunction)engine_open, METH_VARARGS,
+     "open(inode, flags): a new output is open; its handle, which is not the inode if it is past the pages of the mount"},
     {"drop", (PyCFunction)engine_drop, METH_O, "drop(inode): the file of this output is gone, or another one"},
     {"ended", (PyCFunction)engine_ended, METH_NOARGS, "ended() -> (whether the connection is at its end, errno or 0)"},
     {"statistics", (PyCFunction)engine_statistics, METH_NOARGS, "statistics() -> dict of counters"},

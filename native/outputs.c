@@ -25,6 +25,7 @@ struct fsx_outputs {
     struct fsx_output_names *names;
     struct fsx_output_cards *cards;
     struct fsx_output_files *files;
+    struct fsx_output_opens *opens;
     atomic_uint_least64_t reads, read_bytes, writes, written_bytes;
 };
 
@@ -42,7 +43,9 @@ struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone,
     outputs->mixed = calloc((size_t)entries / 64 + 1, sizeof *outputs->mixed);
     outputs->names = fsx_output_names_new();
     outputs->cards = fsx_output_cards_new();
-    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL || outputs->cards == NULL) {
+    outputs->opens = fsx_output_opens_new();
+    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL || outputs->cards == NULL ||
+        outputs->opens == NULL) {
         const bool opened = outputs->files != NULL;
         fsx_outputs_free(outputs);
         errno = opened ? ENOMEM : error;
@@ -57,6 +60,7 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
     fsx_output_files_free(outputs->files);
     fsx_output_names_free(outputs->names);
     fsx_output_cards_free(outputs->cards);
+    fsx_output_opens_free(outputs->opens);
     free(outputs->mixed);
     free(outputs);
 }
@@ -97,6 +101,16 @@ void fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode) {
 
 bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct fuse_attr_out *out) {
     return fsx_output_cards_get(outputs->cards, inode, out);
+}
+
+void fsx_outputs_allow_direct(struct fsx_outputs *outputs) { fsx_output_opens_allow(outputs->opens); }
+
+struct fsx_opened fsx_outputs_open(struct fsx_outputs *outputs, uint64_t inode, uint32_t flags) {
+    return fsx_output_opens_open(outputs->opens, inode, flags);
+}
+
+void fsx_outputs_release(struct fsx_outputs *outputs, uint64_t handle) {
+    fsx_output_opens_release(outputs->opens, handle);
 }
 
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode) { fsx_output_files_drop(outputs->files, inode); }

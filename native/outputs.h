@@ -8,6 +8,8 @@
 #ifndef FANSTORE_OUTPUTS_H
 #define FANSTORE_OUTPUTS_H
 
+#include "outputopens.h"
+
 #include <linux/fuse.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,6 +64,11 @@ bool fsx_outputs_is_mixed(const struct fsx_outputs *outputs, uint32_t entry);
 bool fsx_outputs_describe(struct fsx_outputs *outputs, const struct fuse_attr_out *out);
 void fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode);
 bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct fuse_attr_out *out);
+
+/* Who has them open; parts of outputopens.h. */
+void fsx_outputs_allow_direct(struct fsx_outputs *outputs);
+struct fsx_opened fsx_outputs_open(struct fsx_outputs *outputs, uint64_t inode, uint32_t flags);
+void fsx_outputs_release(struct fsx_outputs *outputs, uint64_t handle);
 
 /* As fsx_output_files_drop. */
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode);

@@ -4,6 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#ifndef FUSE_DIRECT_IO_ALLOW_MMAP
+#define FUSE_DIRECT_IO_ALLOW_MMAP (UINT64_C(1) << 36) /* since Linux 6.6 */
+#endif
+
 /* Only control files are read that way. */
 #define FORWARDED_READ (128u << 10)
 /* Inodes in one part of a BATCH_FORGET. */
@@ -93,6 +97,12 @@ void fsx_pass_init(const struct fsx_tree *tree, uint8_t *packet, size_t bytes, u
             wanted |= FUSE_AUTO_INVAL_DATA; /* other nodes write as well */
         out.max_write = FSX_OUTPUT_WRITE_BYTES;
         out.max_pages = (uint16_t)(FSX_OUTPUT_WRITE_BYTES / (uint32_t)sysconf(_SC_PAGESIZE));
+        /* A kernel that has this also drops pages before a write past them. */
+        if ((offered & FUSE_DIRECT_IO_ALLOW_MMAP) != 0 && known >= offsetof(struct fuse_init_out, unused)) {
+            out.flags |= FUSE_INIT_EXT;
+            out.flags2 |= (uint32_t)(FUSE_DIRECT_IO_ALLOW_MMAP >> 32);
+            fsx_outputs_allow_direct(tree->outputs);
+        }
     }
     out.flags |= wanted & (uint32_t)offered;
     out.max_background = max_background;

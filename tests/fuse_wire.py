@@ -27,6 +27,7 @@ NO_OPEN_SUPPORT, MAX_PAGES = 1 << 17, 1 << 22
 
 #: What Linux 6.18 offers in INIT, as far as it matters here: those above, and ASYNC_READ, DO_READDIRPLUS,
 #: PARALLEL_DIROPS, CACHE_SYMLINKS, NO_OPENDIR_SUPPORT, INIT_EXT.
+DIRECT_IO_ALLOW_MMAP = 1 << 36
 OFFERED = 1 | 1 << 13 | 1 << 18 | 1 << 23 | 1 << 24 | 1 << 30
 OFFERED |= ATOMIC_O_TRUNC | BIG_WRITES | AUTO_INVAL_DATA | WRITEBACK_CACHE | NO_OPEN_SUPPORT | MAX_PAGES
 LARGEST = 1 << 21
@@ -51,7 +52,7 @@ class Kernel:
         self._connection = connection
         self._connection.settimeout(limit_s)
         self._unique = 0
-        arguments = struct.pack("<IIIII44x", 7, 38, 1 << 20, offered, 0)
+        arguments = struct.pack("<IIIII44x", 7, 38, 1 << 20, offered & 0xFFFF_FFFF, offered >> 32)
         self.init = self.ask(INIT, 0, arguments)
 
     def close(self) -> None:

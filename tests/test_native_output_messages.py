@@ -16,7 +16,9 @@ from mounting import needs_root
 from output_engine import CLOSED, FORWARDED, LAST, MIB, A, B, OutputEngine, node_of, output_engine
 
 #: Of <linux/fuse.h>.
-KEEP_CACHE, NO_FLUSH = 1 << 1, 1 << 5
+DIRECT_IO, KEEP_CACHE, NO_FLUSH = 1 << 0, 1 << 1, 1 << 5
+#: Of native/outputopens.h.
+DIRECT_HANDLE = 1 << 63
 
 pytest_plugins = ["output_engine"]
 
@@ -51,7 +53,13 @@ def test_without_outputs_nothing_is_different(prepared: Path, objects: Path) -> 
         for opcode in (wire.WRITE, wire.FALLOCATE, wire.LSEEK):
             assert engine.is_passed_on(opcode, node, bytes(40))
             assert engine.is_passed_on(opcode, A, bytes(40))
-        for call, arguments in (("add_name", (1, b"x")), ("remove_name", (1, b"x")), ("mix", (0,)), ("drop", (A,))):
+        for call, arguments in (
+            ("add_name", (1, b"x")),
+            ("remove_name", (1, b"x")),
+            ("mix", (0,)),
+            ("drop", (A,)),
+            ("open", (A, 1)),
+        ):
             with pytest.raises(ValueError, match="without outputs"):
                 getattr(engine.engine, call)(*arguments)
 
@@ -245,6 +253,59 @@ def test_open(prepared: Path, objects: Path, is_alone: bool) -> None:
             for flag in flags:
                 reply = engine.ask(wire.OPEN, A, struct.pack("<II", flag, 0))
                 assert reply == wire.Reply(0, struct.pack("<QII", A, KEEP_CACHE if is_alone else 0, 0))
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_who_only_writes_does_so_past_the_pages(prepared: Path, objects: Path, is_alone: bool) -> None:
+    """But nobody does while another one uses them, and old ones go."""
+    keep = KEEP_CACHE if is_alone else 0
+
+    def opened(flags: int, node: int = A) -> tuple[int, int]:
+        """The handle and the flags of the answer."""
+        reply = engine.ask(wire.OPEN, node, struct.pack("<II", flags, 0))
+        assert reply.error == 0
+        handle, answer, _ = struct.unpack("<QII", reply.data)
+        assert handle == node | (DIRECT_HANDLE if answer & DIRECT_IO else 0)
+        return handle, answer
+
+    def close(handle: int, node: int = A) -> None:
+        assert engine.ask(wire.RELEASE, node, struct.pack("<QIIQ", handle, 0, 0, 0)) == wire.Reply(0, b"")
+
+    with output_engine(prepared, objects, alone=is_alone, offered=wire.OFFERED | wire.DIRECT_IO_ALLOW_MMAP) as engine:
+        fields = struct.unpack_from("<IIIIHHIIHHI", engine.kernel.init.data)
+        assert fields[3] & 1 << 30 and fields[-1] == wire.DIRECT_IO_ALLOW_MMAP >> 32
+        writer, answer = opened(os.O_WRONLY)
+        assert answer == keep | DIRECT_IO
+        assert opened(os.O_RDONLY, B) == (B, keep), "another file"
+        second, answer = opened(os.O_WRONLY | os.O_APPEND)
+        assert answer == keep | DIRECT_IO
+        close(writer)
+        close(second)
+        reader, answer = opened(os.O_RDONLY)
+        assert answer == keep, "nobody has mapped it"
+        writer, answer = opened(os.O_WRONLY)
+        assert answer == keep, "somebody uses the pages"
+        close(reader)
+        close(writer)
+        writer = opened(os.O_WRONLY)[0]
+        for flags in (os.O_RDONLY, os.O_RDWR):
+            reader, answer = opened(flags)
+            assert answer == keep | DIRECT_IO, "somebody writes past them"
+        close(writer)
+        assert opened(os.O_RDONLY)[1] == keep | DIRECT_IO, "two more have it open like that"
+        for _ in range(3):
+            close(reader)
+        reader, answer = opened(os.O_RDONLY)
+        assert answer == 0, "there may be old pages of a map"
+        assert opened(os.O_RDONLY)[1] == keep
+        close(reader)
+        close(reader)
+        close(reader)  # more often than it was opened
+        assert engine.engine.open(A, os.O_RDWR) == A, "as Python does for one that is created"
+        close(A)
+        assert engine.engine.open(A, os.O_WRONLY) == A | DIRECT_HANDLE
+        assert engine.ask(wire.RELEASE, A, bytes(8)) == wire.Reply(0, b"")
+        assert opened(os.O_RDONLY)[1] == keep | DIRECT_IO, "too short a message closes nothing"
 
 
 def test_messages_that_are_cut_short(alone: OutputEngine) -> None:

@@ -226,6 +226,10 @@ class NativeEngine:
         """The directory has no name any more."""
         self._engine.undescribe(inode)
 
+    def open(self, inode: int, flags: int) -> int:
+        """A new output is open; its handle. That is not the inode if it is written past the pages of the mount."""
+        return self._engine.open(inode, flags)
+
     def drop(self, inode: int) -> None:
         """The file of this output has no name any more, or is another one: to be called after that, not before."""
         self._engine.drop(inode)

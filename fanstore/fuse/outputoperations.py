@@ -44,9 +44,11 @@ class OutputOperations(FanstoreOperations):
         control: ControlDirectory,
         statistics: Statistics,
         outputs: Outputs,
+        names: KernelNames,
     ) -> None:
         super().__init__(namespace, reader, control, statistics)
         self._outputs = outputs
+        self._names = names
         self._cache_s = CACHE_S if outputs.alone else _SHARED_CACHE_S
 
     def _output_entry(self, inode: int) -> EntryAttributes:
@@ -262,7 +264,8 @@ class OutputOperations(FanstoreOperations):
         inode = await self._outputs.create(parent_inode, name, mode & ~ctx.umask, bool(flags & os.O_EXCL))
         if flags & os.O_TRUNC and self._outputs.attributes(inode).size > 0:
             await self._outputs.resize(inode, 0)
-        return FileInfo(fh=inode, keep_cache=True), self._known_output(inode)
+        handle = self._names.open(inode, flags)
+        return FileInfo(fh=handle, direct_io=handle != inode), self._known_output(inode)
 
     @handler
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
@@ -312,6 +315,7 @@ class NamesCache(Protocol):
     def mix(self, entry: int) -> None: ...
     def set_directory(self, attributes: Attributes, valid_s: int) -> None: ...
     def drop_directory(self, inode: int) -> None: ...
+    def open(self, inode: int, flags: int) -> int: ...
     def drop(self, inode: int) -> None: ...
 
 
@@ -321,6 +325,14 @@ class KernelNames:
     def __init__(self, engine: NamesCache | None, alone: bool) -> None:
         self._engine = engine
         self._cache_s = CACHE_S if alone else _SHARED_CACHE_S
+
+    def without_engine(self) -> None:
+        """It cannot run here."""
+        self._engine = None
+
+    def open(self, inode: int, flags: int) -> int:
+        """The handle of a new output."""
+        return inode if self._engine is None else self._engine.open(inode, flags)
 
     def appeared(self, place: Place, output: Output) -> None:
         if self._engine is not None:

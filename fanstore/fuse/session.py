@@ -307,9 +307,11 @@ class _Session:
         parts = (node.namespace, node.reader, node.control, self._statistics)
         outputs = None if self._life is None else self._life.outputs
         operations: FanstoreOperations = ReadOnlyOperations(*parts)
+        names: KernelNames | None = None
         if outputs is not None:
-            operations = OutputOperations(*parts, outputs)
-            outputs.use_kernel(KernelNames(self._engine, outputs.alone))
+            names = KernelNames(self._engine, outputs.alone)
+            operations = OutputOperations(*parts, outputs, names)
+            outputs.use_kernel(names)
         options = MountOptions(str(self._settings.prepared), self._settings.allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
@@ -317,8 +319,8 @@ class _Session:
             except OSError as error:
                 self._stop_engine()
                 self._without_engine(error)
-                if outputs is not None:
-                    outputs.use_kernel(KernelNames(None, outputs.alone))
+                if names is not None:
+                    names.without_engine()
         return mount_kernel(operations, point, options)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:

@@ -325,6 +325,9 @@ static uint64_t fetches_of(struct stage *stage, int peer) {
 static void play(struct stage *stage, uint32_t rounds) {
     const int both[] = {1, 2};
     wait_for(stage, &stage->answered, rounds);
+    wait_for(stage, &stage->answered_long, 1);
+    wait_for(stage, &stage->interrupted, 1);
+    wait_for(stage, &stage->from_cache, 1);
     take_failures(stage);
     for (int kind = 0; kind < 4; kind++)
         check(atomic_load(&stage->failures[kind]) == 0, "a failure of an honest peer");
@@ -400,9 +403,7 @@ void drive_fetch(uint32_t rounds) {
     check(fsx_fetcher_running(stage.fetcher) == 0, "a thread is left");
     atomic_store(&stage.ending, true);
     pthread_join(mpi, NULL);
-    check(atomic_load(&stage.answered_long) > 0 && atomic_load(&stage.interrupted) > 0 &&
-              atomic_load(&stage.from_cache) > 0 && x->counters.late_answers > 0,
-          "not all was tried");
+    check(x->counters.late_answers > 0, "what was given up was never answered");
     fsx_content_free(stage.content);
     fsx_fetcher_free(stage.fetcher);
     fsx_exchange_free(x);
