@@ -329,7 +329,7 @@ def test_the_shared_file_system_is_full_for_a_while(start_job: StartJob, prepare
         os.fsync(file)
     assert (small / "synced").read_bytes() == b"fits, too", "others are not kept by it"
     wait_until(lambda: (small / "small").exists(), "a small file", job.evidence)
-    assert pending(job, 0) == pending(job, 1) == 2
+    wait_until(lambda: pending(job, 0) == pending(job, 1) == 2, "that both nodes know of it", job.evidence)
     assert "No space left" in str(job.statistics(1)["outputs"]["trouble"])
     assert names(small) == [*[name for name in names(small) if name.startswith(".")], "small", "synced"]
     subprocess.run(["mount", "-o", "remount,size=32m", small], check=True, timeout=LIMIT_S)
