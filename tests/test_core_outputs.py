@@ -7,7 +7,7 @@ the saver's own steps is up to the threads of the moment.
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -22,11 +22,11 @@ from fanstore.core.journal import Journal, Owner
 from fanstore.core.objects import Objects
 from fanstore.core.outputs import Outputs, OutputSettings
 from fanstore.core.outputtree import Output, RefusedError
-from fanstore.core.shelf import Shelf
+from fanstore.core.shelf import Shelf, Wanted
 
 NAMES = (b"a", b"b", b"c", b"data")
 LIMIT_S = 20.0
-FAILING = ("copy_in", "publish", "make_directory", "make_symlink", "rename", "remove", "sync")
+FAILING = ("publish", "make_directory", "make_symlink", "rename", "remove", "sync")
 
 
 class Flaky(Shelf):
@@ -50,12 +50,26 @@ class Flaky(Shelf):
         def fail(*arguments: Any) -> None:
             if self._random.random() < 0.5:
                 found(*arguments)  # done, but it does not say so
-            elif name == "copy_in":
-                os.close(arguments[0])
-            number = self._random.choice((errno.EIO, errno.ENOSPC, errno.ESTALE))
-            raise OSError(number, os.strerror(number))
+            raise self._error()
 
         return fail
+
+    def _error(self) -> OSError:
+        number = self._random.choice((errno.EIO, errno.ENOSPC, errno.ESTALE))
+        return OSError(number, os.strerror(number))
+
+    def copy_all(self, wanted: Sequence[Wanted]) -> list[OSError | None]:
+        """Some are made, and some of these are said to have failed."""
+        errors: dict[Wanted, OSError | None] = {}
+        for item in wanted:
+            if self._random.random() < Flaky.odds:
+                errors[item] = self._error()
+        tried = [item for item in wanted if item not in errors or self._random.random() < 0.5]
+        for item in wanted:
+            if item not in tried:
+                os.close(item.source)
+        done = dict(zip(tried, super().copy_all(tried), strict=True))
+        return [(done | errors)[item] for item in wanted]
 
 
 class Writer:

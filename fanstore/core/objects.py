@@ -2,8 +2,8 @@
 
 Owns the directory, the names of its files (the inode number in hexadecimal, which the native engine knows too:
 native/outputs.h) and the knowledge whether content has changed since it was last made known. Does not know names, other
-nodes or ``--output``. The native engine reads and writes the same files. Trio thread, but for
-``sync``; calls of the local disk are short.
+nodes or ``--output``. The native engine reads and writes the same files. Trio thread, but for ``sync`` and ``restock``;
+calls of the local disk are short.
 
 Whether a file has changed is seen by its size and ctime, which every write sets and no program can set back. Clocks of
 file systems tick every few milliseconds, so a file that was changed a moment ago may change again without a trace: for
@@ -12,14 +12,19 @@ RACY_NS it is taken for changed. Who copies it waits longer than that first, and
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 #: Longer than a tick of any file system's clock.
 RACY_NS = 20_000_000
+
+#: Files that are made ahead.
+SPARES = 64
 
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -45,6 +50,7 @@ class Objects:
 
     Attributes:
         directory_fd: descriptor of the directory, for the native engine.
+        _spares: names of empty files that were made ahead: a disk may take longer to make a file than we for the rest.
         _clean: by inode, the state that was last made known, and when, if it had just been changed then.
     """
 
@@ -54,6 +60,8 @@ class Objects:
             directory.mkdir(mode=0o700)
         self.path = directory
         self.directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._spares: deque[str] = deque()
+        self._spare_count = 0
         self._clean: dict[int, tuple[Stamp, int]] = {}
 
     def close(self) -> None:
@@ -81,7 +89,29 @@ class Objects:
 
     def make(self, inode: int) -> None:
         """New, empty content. Raises OSError."""
-        os.close(os.open(name_of(inode), _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.directory_fd))
+        if not self._spares:
+            self._create(name_of(inode))
+            return
+        if self.find(inode) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name_of(inode))
+        spare = self._spares.popleft()
+        os.utime(spare, dir_fd=self.directory_fd)
+        os.rename(spare, name_of(inode), src_dir_fd=self.directory_fd, dst_dir_fd=self.directory_fd)
+
+    def _create(self, name: str) -> None:
+        os.close(os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.directory_fd))
+
+    def is_short(self) -> bool:
+        """Are there too few files that were made ahead?"""
+        return len(self._spares) < SPARES // 2
+
+    def restock(self) -> None:
+        """Make some ahead. Blocks; one thread at a time. Raises OSError."""
+        while len(self._spares) < SPARES:
+            name = f"{self._spare_count}.spare"
+            self._spare_count += 1
+            self._create(name)
+            self._spares.append(name)
 
     def remove(self, inode: int) -> None:
         """The content is not needed here any more."""

@@ -131,6 +131,7 @@ class Outputs:
         self._noted: set[int] = set()
         self._closes: list[int] = []
         self._closed_event = trio.Event()
+        self._short = trio.Event()
         self._handlers: dict[str, Callable[..., Any]] = {
             **self._council.handlers(),
             "piece": self._elsewhere.give_piece,
@@ -185,6 +186,7 @@ class Outputs:
             nursery.start_soon(self._council.run)
             if self.saver is not None:
                 nursery.start_soon(self.saver.run)
+            nursery.start_soon(self._keep_spares)
             while True:
                 closes, self._closes = self._closes, []
                 for inode in dict.fromkeys(closes):
@@ -195,6 +197,16 @@ class Outputs:
                 if not self._closes:
                     self._closed_event = trio.Event()
                     await self._closed_event.wait()
+
+    async def _keep_spares(self) -> None:
+        """Make files ahead, from the first one that is created."""
+        while True:
+            await self._short.wait()
+            self._short = trio.Event()
+            try:
+                await trio.to_thread.run_sync(self.objects.restock)
+            except OSError as error:
+                log.debug("no files are made ahead: %s", error)  # who creates one is told
 
     @property
     def waits(self) -> bool:
@@ -400,6 +412,8 @@ class Outputs:
         if output is not None and output.version == 0 and output.holder == self.rank:
             try:
                 self.objects.make(inode)
+                if self.objects.is_short():
+                    self._short.set()
             except FileExistsError:
                 return inode  # made by this node a moment ago
             except OSError as error:

@@ -24,7 +24,7 @@ from fanstore.core.journal import JOURNAL_NAME, Journal, Owner, read_journal
 from fanstore.core.objects import Objects
 from fanstore.core.outputtree import NAME_BYTES, Operation, Output, OutputTree, RefusedError
 from fanstore.core.saver import Saver
-from fanstore.core.shelf import Shelf
+from fanstore.core.shelf import Shelf, Wanted
 from fanstore.errors import FanstoreError
 from fanstore.units import format_bytes
 
@@ -287,7 +287,7 @@ class _Recovery:
         file = f"{self._memory.owner.rank}-{output.inode:x}-unfinished"
         try:
             path = self._free_name(output, content.size, content.mtime_ns)
-            self._shelf.copy_in(self._objects.open(output.inode), content.size, file)
+            self._shelf.copy_in(Wanted(self._objects.open(output.inode), content.size, file))
             self._shelf.make_parents(path)
             self._shelf.publish(file, path, output.mode, content.mtime_ns, output.xattrs)
             self._shelf.sync([path])

@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from fanstore.core.courier import Courier
 from fanstore.core.objects import Objects, Stamp
 from fanstore.core.outputtree import Effect, Output, OutputTree, RefusedError
 from fanstore.core.placer import Decide, Placer, in_thread
-from fanstore.core.shelf import Shelf, ShorterError
+from fanstore.core.shelf import Shelf, ShorterError, Wanted
 
 log = logging.getLogger(__name__)
 
-#: Contents that are copied at once: shared file systems dislike many open files.
-COPIERS = 4
 #: Names that are given at once, with one sync of each directory.
 BATCH = 64
 #: Seconds that a closed file must have been left alone before it is copied: one of several descriptors may have been
@@ -77,7 +76,7 @@ class Saver:
         self._woken = trio.Event()
         self._progress = trio.Event()
         self._named = trio.Event()
-        self._copiers = trio.CapacityLimiter(COPIERS)
+        self._courier = Courier(shelf)
 
     @property
     def saved_files(self) -> int:
@@ -239,7 +238,7 @@ class Saver:
         except FileNotFoundError:
             return False  # removed in this moment
         try:
-            await in_thread(self._shelf.copy_in, source, size, name, limiter=self._copiers)
+            await self._courier.copy(Wanted(source, size, name))
         except ShorterError:
             return await self._shortened(output, stamp)
         if stamp is not None and not self._objects.is_as(output.inode, stamp):

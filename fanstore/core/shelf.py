@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,14 @@ _COPY_BYTES = 8 << 20
 
 class ShorterError(OSError):
     """The file became shorter while it was copied; there is no copy."""
+
+
+class Wanted(NamedTuple):
+    """What is to be copied: the first ``size`` bytes of an open file, and the name of the copy."""
+
+    source: int
+    size: int
+    name: str
 
 
 class Found(NamedTuple):
@@ -103,24 +111,58 @@ class Shelf:
 
     # --- copies ---
 
-    def copy_in(self, source: int, size: int, name: str) -> None:
-        """A durable copy of the first ``size`` bytes of an open file, which is closed, under a temporary name.
+    def copy_all(self, wanted: Sequence[Wanted]) -> list[OSError | None]:
+        """Durable copies of open files, which are closed, under temporary names; for each what went wrong, or None.
 
-        Raises ShorterError if it has less.
+        All are written before the first is synced: a file system that writes in groups does so once. ShorterError if a
+        file has less than it should.
         """
+        targets: list[int] = []
+        errors: list[OSError | None] = []
         try:
-            target = self._create(name)
-            try:
-                _copy(source, target, size)
-                os.fsync(target)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._copies / name)
-                raise
-            finally:
-                os.close(target)
+            for item in wanted:
+                targets.append(-1)
+                errors.append(self._attempt(item, targets))
+            for position, (item, target) in enumerate(zip(wanted, targets, strict=True)):
+                if errors[position] is None:
+                    errors[position] = self._attempt_sync(item, target)
         finally:
-            os.close(source)
+            for item in wanted:
+                os.close(item.source)
+            for target in targets:
+                if target >= 0:
+                    os.close(target)
+        return errors
+
+    def copy_in(self, wanted: Wanted) -> None:
+        """The same for one, but raises what went wrong."""
+        (error,) = self.copy_all([wanted])
+        if error is not None:
+            raise error
+
+    def _attempt(self, item: Wanted, targets: list[int]) -> OSError | None:
+        """Write one of them; its descriptor becomes the last of the targets."""
+        try:
+            targets[-1] = self._create(item.name)
+            _copy(item.source, targets[-1], item.size)
+        except OSError as error:
+            if targets[-1] >= 0:
+                self._throw_away(item.name)
+            return error
+        return None
+
+    def _attempt_sync(self, item: Wanted, target: int) -> OSError | None:
+        try:
+            os.fsync(target)
+        except OSError as error:
+            self._throw_away(item.name)
+            return error
+        return None
+
+    def _throw_away(self, name: str) -> None:
+        """A copy that is not whole. If that fails, too, the end or the next attempt removes it."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._copies / name)
 
     def _create(self, name: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

@@ -1,0 +1,165 @@
+"""Copies on their way to ``--output`` (core/courier.py), and files that are made ahead (core/objects.py)."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from fanstore.core.courier import COPIERS, SMALL_BYTES, TOGETHER, Courier
+from fanstore.core.objects import SPARES, Objects
+from fanstore.core.shelf import Shelf, ShorterError, Wanted
+
+LIMIT_S = 20.0
+
+
+class Counting(Shelf):
+    """A shelf that notes what comes together, and waits until it may go on."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, ".copies", 0)
+        self.open()
+        self.groups: list[list[str]] = []
+        self.may_go = threading.Event()
+
+    def copy_all(self, wanted: Sequence[Wanted]) -> list[OSError | None]:
+        self.groups.append([item.name for item in wanted])
+        assert self.may_go.wait(LIMIT_S)
+        return super().copy_all(wanted)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Counting:
+    return Counting(tmp_path / "out")
+
+
+def wanted(directory: Path, name: str, size: int) -> Wanted:
+    path = directory / f"source-{name}"
+    path.write_bytes(name.encode() * (size // len(name) + 1))
+    os.truncate(path, size)
+    return Wanted(os.open(path, os.O_RDONLY), size, name)
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_small_ones_go_together(shelf: Counting, tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(COPIERS + 40)]
+    items = [wanted(tmp_path, name, 100) for name in names]
+    courier = Courier(shelf)
+
+    async def main() -> None:
+        with trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                for item in items:
+                    nursery.start_soon(courier.copy, item)
+                    await trio.testing.wait_all_tasks_blocked()
+                shelf.may_go.set()
+
+    trio.run(main)
+    assert [len(group) for group in shelf.groups[:COPIERS]] == [1] * COPIERS, "nobody waits for company"
+    assert sorted(name for group in shelf.groups for name in group) == sorted(names)
+    assert max(map(len, shelf.groups)) == TOGETHER
+    for name in names:
+        assert (shelf.directory / ".copies" / name).read_bytes() == (name.encode() * 100)[:100]
+    assert not any(is_open(item.source) for item in items)
+
+
+def test_large_ones_go_alone(shelf: Counting, tmp_path: Path) -> None:
+    sizes = [1, 1, 1, 1, 100, SMALL_BYTES, SMALL_BYTES + 1, 7, 8]
+    items = [wanted(tmp_path, f"n{number}", size) for number, size in enumerate(sizes)]
+
+    async def main() -> None:
+        courier = Courier(shelf)
+        with trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                for item in items:
+                    nursery.start_soon(courier.copy, item)
+                    await trio.testing.wait_all_tasks_blocked()
+                shelf.may_go.set()
+
+    trio.run(main)
+    assert ["n6"] in shelf.groups, "large"
+    assert ["n4", "n5"] in shelf.groups and ["n7", "n8"] in shelf.groups
+
+
+def test_one_that_fails_fails_alone(shelf: Counting, tmp_path: Path) -> None:
+    items = [wanted(tmp_path, f"n{number}", 100) for number in range(COPIERS + 3)]
+    os.truncate(tmp_path / "source-n5", 7)
+    failed: list[str] = []
+    shelf.may_go.set()
+
+    async def main() -> None:
+        courier = Courier(shelf)
+
+        async def copy(item: Wanted) -> None:
+            try:
+                await courier.copy(item)
+            except ShorterError:
+                failed.append(item.name)
+
+        with trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                for item in items:
+                    nursery.start_soon(copy, item)
+
+    trio.run(main)
+    assert failed == ["n5"]
+    copies = os.listdir(shelf.directory / ".copies")
+    assert sorted(copies) == sorted(item.name for item in items if item.name != "n5"), "no half a copy is left"
+    assert not any(is_open(item.source) for item in items)
+
+
+def test_who_is_cancelled_in_line_leaves_nothing_open(shelf: Counting, tmp_path: Path) -> None:
+    items = [wanted(tmp_path, f"n{number}", 100) for number in range(COPIERS + 5)]
+
+    async def main() -> None:
+        courier = Courier(shelf)
+        with trio.fail_after(LIMIT_S):
+            async with trio.open_nursery() as nursery:
+                for item in items:
+                    nursery.start_soon(courier.copy, item)
+                    await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert sum(is_open(item.source) for item in items) == COPIERS, "those that are being copied"
+    shelf.may_go.set()
+    end_s = time.monotonic() + LIMIT_S
+    while any(is_open(item.source) for item in items):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_files_that_were_made_ahead(tmp_path: Path) -> None:
+    objects = Objects(tmp_path / "objects")
+    try:
+        assert objects.is_short()
+        objects.restock()
+        assert not objects.is_short() and list(objects.all()) == []
+        for name in os.listdir(objects.path):
+            os.utime(objects.path / name, ns=(0, 0))
+        before_ns = time.time_ns()
+        for inode in range(100, 100 + 2 * SPARES):  # more than there are
+            objects.make(inode)
+            content = objects.find(inode)
+            assert content is not None and content.size == 0
+            assert content.mtime_ns > before_ns - 1_000_000_000, "a new file is new"
+            with pytest.raises(FileExistsError):
+                objects.make(inode)
+        assert sorted(objects.all()) == list(range(100, 100 + 2 * SPARES))
+        objects.restock()
+        with pytest.raises(FileExistsError):
+            objects.make(100)
+        assert not objects.is_short()
+    finally:
+        objects.close()
