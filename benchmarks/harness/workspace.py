@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from harness.command import BenchmarkError, find_program
+from harness.command import BenchmarkError, find_program, run
 
 #: An unmount that takes longer than this is done lazily.
 _UNMOUNT_S = 20.0
+#: Limit of making a file system.
+_MAKE_S = 60.0
 
 
 def mounts_below(path: Path) -> list[Path]:
@@ -82,3 +84,17 @@ def workspace(parent: Path | None, keep: bool = False) -> Iterator[Path]:
             shutil.rmtree(path)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def new_file_system(image: Path, point: Path) -> Iterator[Path]:
+    """An ext4 of 8 GiB in a sparse file, mounted at a new directory as long as the block; root only."""
+    run(["truncate", "-s", "8G", str(image)], _MAKE_S)
+    run(["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(image)], _MAKE_S)
+    point.mkdir(exist_ok=True)
+    run(["mount", "-o", "loop", str(image), str(point)], _MAKE_S)
+    try:
+        yield point
+    finally:
+        unmount(point)
+        image.unlink()
