@@ -397,10 +397,7 @@ static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_re
             *verdict = lseek_(tree, request, entry, reply);
         return output || dataset;
     case FUSE_FLUSH: /* never ENOSYS, or the kernel would not tell of those that matter */
-        if (output)
-            *verdict = fsx_outputs_waits(tree->outputs) ? FSX_FORWARD : FSX_CLOSED;
-        else
-            *verdict = succeed(reply, "", 0);
+        *verdict = output && fsx_outputs_waits(tree->outputs) ? FSX_FORWARD : succeed(reply, "", 0);
         return true;
     case FUSE_RELEASE:
         if (output)

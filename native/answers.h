@@ -35,7 +35,6 @@ enum fsx_verdict {
     FSX_SILENCE,  /* done, the kernel expects no reply */
     FSX_READ,     /* read content: entry, offset and length are in the reply */
     FSX_OUTPUT,   /* do the task in the reply, on the content of an output */
-    FSX_CLOSED,   /* an output was closed: tell Python, then reply */
     FSX_FORWARD,  /* it is not for us: Python has the meaning */
 };
 

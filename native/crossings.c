@@ -118,15 +118,12 @@ size_t fsx_crossings_take(struct fsx_crossings *crossings, struct fsx_crossing *
         const uint32_t number = crossings->first_waiting;
         struct slot *slot = &crossings->slots[number];
         const struct fsx_asked *asked = &slot->asked;
-        const bool answered = asked->kind != FSX_CROSS_CLOSED;
         crossings->first_waiting = slot->next;
         if (slot->state == SLOT_WAITING)
             slot->state = SLOT_TAKEN; /* one that was abandoned is answered all the same, to be free again */
-        taken[count++] = (struct fsx_crossing){.token = answered ? (uint64_t)slot->turn << 32 | number : 0,
-                                               .kind = asked->kind, .number = asked->number, .offset = asked->offset,
+        taken[count++] = (struct fsx_crossing){.token = (uint64_t)slot->turn << 32 | number, .kind = asked->kind,
+                                               .number = asked->number, .offset = asked->offset,
                                                .length = asked->length};
-        if (!answered)
-            free_slot(crossings, number);
     }
     pthread_mutex_unlock(&crossings->lock);
     return count;

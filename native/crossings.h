@@ -15,11 +15,10 @@
 enum fsx_crossing_kind {
     FSX_CROSS_READ,        /* of the dataset; the number is an entry */
     FSX_CROSS_OUTPUT_READ, /* of an output that is not here; the number is its inode, also below */
-    FSX_CROSS_MAKE_LOCAL,  /* an output is written that is not here: the operation waits until it is */
-    FSX_CROSS_CLOSED       /* somebody has closed an output; needs no answer */
+    FSX_CROSS_MAKE_LOCAL   /* an output is written that is not here: the operation waits until it is */
 };
 
-/* What Python is told. `token` is what it answers with; 0 if no answer is needed. */
+/* What Python is told. `token` is what it answers with. */
 struct fsx_crossing {
     uint64_t token;
     enum fsx_crossing_kind kind;

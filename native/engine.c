@@ -171,12 +171,6 @@ static void cross_output(struct worker *worker, const struct fsx_request *reques
     cross(worker, &asked);
 }
 
-/* Somebody has closed an output. Python is told before the one who closes goes on. 0 or an errno for that one. */
-static int tell_closed(struct worker *worker, uint64_t inode) {
-    const struct fsx_asked asked = {.kind = FSX_CROSS_CLOSED, .worker = worker->number, .number = inode};
-    return fsx_crossings_put(worker->engine->crossings, &asked);
-}
-
 size_t fsx_engine_take(struct fsx_engine *engine, struct fsx_crossing *crossings, size_t most) {
     return fsx_crossings_take(engine->crossings, crossings, most);
 }
@@ -356,9 +350,6 @@ static void handle(struct worker *worker, size_t bytes) {
             cross_output(worker, &request, &reply.task);
             return;
         }
-        break;
-    case FSX_CLOSED:
-        reply.error = tell_closed(worker, request.nodeid);
         break;
     case FSX_REPLY:
         break;

@@ -41,8 +41,8 @@ struct fsx_outputs;
 static inline bool fsx_is_output(uint64_t inode) { return inode >= FSX_OUTPUT_FIRST && inode < FSX_OUTPUT_END; }
 
 /* `directory`: of the objects, duplicated. `entries`: of the index. `alone`: the job has one node, so that nothing changes
- * but through this mount. `waits`: who closes an output waits until Python has taken note of it; otherwise Python hears of
- * it when it can. NULL with errno set. */
+ * but through this mount. `waits`: who closes an output waits until Python has taken note of it; otherwise nobody wants to
+ * know. NULL with errno set. */
 struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits);
 /* Nobody may use it any more. NULL is allowed. */
 void fsx_outputs_free(struct fsx_outputs *outputs);

@@ -4,7 +4,7 @@ Started by test_engines.py, which takes the kernel's place. Everything but the m
 handlers, pyfuse3, the C engine with one thread. Ends with its parent.
 
 With ``outputs FD FOLDER`` the native engine has outputs, for test_native_outputs.py: FOLDER/objects has their content,
-FOLDER/remote that of another node, and FOLDER/closed takes the numbers of those that were closed.
+FOLDER/remote that of another node.
 """
 
 import ctypes
@@ -52,10 +52,6 @@ class Outputs:
         partial = self._folder / "objects" / "partial"
         partial.write_bytes(self._content(inode))
         partial.rename(self._folder / "objects" / f"{inode:x}")
-
-    def closed(self, inode: int) -> None:
-        with open(self._folder / "closed", "a") as file:
-            print(f"{inode:x}", file=file)
 
 
 async def serve(prepared: Path, engine: str, connection: int, folder: Path | None) -> None:

@@ -30,7 +30,7 @@ MIB = 1 << 20
 #: Inode numbers of outputs; the first and the last there can be.
 A, B, LAST = 1 << 40, (1 << 40) + 0xABC, (1 << 48) - 1
 FORWARDED = errno.EXDEV
-READ, OUTPUT_READ, MAKE_LOCAL, CLOSED = range(4)
+READ, OUTPUT_READ, MAKE_LOCAL = range(3)
 
 _IN = struct.Struct("<IIQQIIII")
 _NO_ANSWER = (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT)

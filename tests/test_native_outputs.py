@@ -356,7 +356,6 @@ def test_native_engine(prepared: Path, tmp_path: Path) -> None:
         )
         ours.close()
         assert process.wait(LIMIT_S) == 0
-        assert (tmp_path / "closed").read_text().split() == [f"{A:x}", f"{B:x}"], "nothing that was closed is lost"
     finally:
         ours.close()
         process.kill()

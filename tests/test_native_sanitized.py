@@ -20,7 +20,7 @@ from sanitized import DRIVERS, ENVIRONMENT, NATIVE, SEED, compile_c, compile_mod
 
 ROUNDS = 6_000
 MESSAGES = 25_000
-_MESSAGE_COUNTS = "replies N silent N reads N outputs N closed N forwarded N refused N\n".replace("N", r"(\d+)")
+_MESSAGE_COUNTS = "replies N silent N reads N outputs N forwarded N refused N\n".replace("N", r"(\d+)")
 
 
 def run_fuzzer(fuzzer: Path, rounds: int, corpus: list[Path]) -> str:

@@ -129,8 +129,6 @@ class Outputs:
         self._fetching: dict[int, trio.Lock] = {}
         self._closing: dict[int, trio.Lock] = {}
         self._noted: set[int] = set()
-        self._closes: list[int] = []
-        self._closed_event = trio.Event()
         self._short = trio.Event()
         self._handlers: dict[str, Callable[..., Any]] = {
             **self._council.handlers(),
@@ -181,22 +179,12 @@ class Outputs:
         return inode
 
     async def run(self) -> None:
-        """For as long as the outputs live: save them, and take note of what was closed."""
+        """For as long as the outputs live: have changes decided, and save them."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._council.run)
             if self.saver is not None:
                 nursery.start_soon(self.saver.run)
             nursery.start_soon(self._keep_spares)
-            while True:
-                closes, self._closes = self._closes, []
-                for inode in dict.fromkeys(closes):
-                    try:
-                        await self._make_known(inode, urgent=False)
-                    except RefusedError as error:
-                        log.debug("a closed output is not known to others: %s", error)
-                if not self._closes:
-                    self._closed_event = trio.Event()
-                    await self._closed_event.wait()
 
     async def _keep_spares(self) -> None:
         """Make files ahead, from the first one that is created."""
@@ -230,7 +218,7 @@ class Outputs:
             "files": len(files),
             "directories": sum(output.is_directory for output in named),
             "bytes": sum(self._attributes_of(output).size for output in files),
-            "being_written": sum(map(self.objects.is_changed, self.objects.all())),
+            "being_written": sum(map(self.objects.is_changed, self.objects.all())) if self.waits else 0,
             "directory": None if self._shelf is None else str(self._shelf.directory),
         }
         if self.saver is not None:
@@ -527,14 +515,10 @@ class Outputs:
 
     # --- making known ---
 
-    def closed(self, inode: int) -> None:
-        """A program has closed an output; it is made known soon. For those who need not wait (``waits``)."""
-        self._closes.append(inode)
-        self._closed_event.set()
-
     async def close(self, inode: int) -> None:
-        """The same, and until all nodes know it."""
-        await self._make_known(inode, urgent=False)
+        """A program has closed an output. Until all nodes know it; if nobody waits for that, nobody needs to know."""
+        if self.waits:
+            await self._make_known(inode, urgent=False)
 
     async def sync(self, inode: int) -> None:
         """fsync: the content is safe when this returns. Raises RefusedError, OSError."""

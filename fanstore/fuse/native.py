@@ -66,7 +66,6 @@ class _Kind(IntEnum):
     READ = 0
     OUTPUT_READ = 1
     MAKE_LOCAL = 2
-    CLOSED = 3
 
 
 class OutputContent(Protocol):
@@ -86,9 +85,6 @@ class OutputContent(Protocol):
     async def make_local(self, inode: int) -> None:
         """Bring the content to this node, because somebody writes. Several may ask at once. Raises OSError with the
         error number for the writer."""
-
-    def closed(self, inode: int) -> None:
-        """Somebody has closed the output, in a job of one node: told before the one who closes goes on."""
 
 
 class NativeEngine:
@@ -246,7 +242,7 @@ class NativeEngine:
             while True:
                 await trio.lowlevel.wait_readable(self._wake)
                 os.eventfd_read(self._wake)
-                ended, code = self._engine.ended()  # before the last look at the line: what was closed is not lost
+                ended, code = self._engine.ended()  # before the last look at the line
                 while crossings := self._take():
                     for token, kind, number, offset, length in crossings:
                         match kind:
@@ -256,8 +252,6 @@ class NativeEngine:
                                 nursery.start_soon(self._read_output, token, number, offset, length)
                             case _Kind.MAKE_LOCAL:
                                 nursery.start_soon(self._make_local, token, number)
-                            case _Kind.CLOSED:
-                                self._closed(number)
                 if ended:
                     break
             nursery.cancel_scope.cancel()
@@ -315,13 +309,6 @@ class NativeEngine:
             if number != 0:
                 self._engine.fail(token, number)
             self._statistics.record(operation, time.perf_counter_ns() - start_ns, number != 0)
-
-    def _closed(self, inode: int) -> None:
-        assert self._outputs is not None
-        try:
-            self._outputs.closed(inode)
-        except Exception as error:
-            log.error("unexpected error in close; please report it", exc_info=error)
 
     def stop(self) -> bool:
         """End the threads, and with them the connection to the kernel. False if some hang and were left behind."""

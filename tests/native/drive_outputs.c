@@ -236,7 +236,7 @@ static void use_engine(uint32_t rounds) {
     rig_start_with(&rig, outputs, folder, -1, 1, LOCAL_FILES, FSX_VERIFY_FIRST, 0, 0);
     for (uint32_t round = 0; round < rounds; round++)
         change_and_compare(&rig, truth, &seed);
-    check(atomic_load(&rig.made_local) > 0 && atomic_load(&rig.closed) > 0, "Python had nothing to do");
+    check(atomic_load(&rig.made_local) > 0, "Python had nothing to do");
     /* The end, with writes that wait, and one that Python has taken. */
     atomic_store(&rig.idle, true);
     for (uint64_t i = 0; i < 20; i++)

@@ -62,10 +62,6 @@ static void *pyfuse3_main(void *argument) {
 static void answer_output(struct rig *rig, const struct fsx_crossing *c) {
     char name[20];
     switch (c->kind) {
-    case FSX_CROSS_CLOSED:
-        check(c->token == 0, "a close that wants an answer");
-        atomic_fetch_add(&rig->closed, 1);
-        return;
     case FSX_CROSS_MAKE_LOCAL:
         snprintf(name, sizeof name, "%" PRIx64, c->number);
         const int fd = openat(rig->folder, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);

@@ -26,7 +26,7 @@ struct rig {
     atomic_bool idle;   /* crossings are not taken */
     atomic_bool ending; /* both threads end */
     uint32_t delay_us;  /* of each crossing */
-    _Atomic(uint64_t) crossings, forwarded, made_local, closed;
+    _Atomic(uint64_t) crossings, forwarded, made_local;
 };
 
 /* Start everything. `device` is a real one, which the engine duplicates, or -1. */
