@@ -252,6 +252,42 @@ def test_one_core() -> None:
     assert found.status is Status.WARNING and "--bind-to none" in found.fix
 
 
+# --- containers, as far as there can be one here ---
+
+
+def contained(*prefix: str) -> tuple[int, Findings]:
+    """The doctor behind a program that takes rights away."""
+    if shutil.which(prefix[0]) is None:
+        pytest.skip(f"{prefix[0]} is not there")
+    result = subprocess.run(
+        [*prefix, fanstore_command("doctor"), "--json"], capture_output=True, text=True, timeout=2 * LIMIT_S
+    )
+    assert result.stderr == ""
+    checks = json.loads(result.stdout)["checks"]
+    return result.returncode, {check["name"]: (check["status"], check["found"], check["fix"]) for check in checks}
+
+
+@needs_fuse
+@needs_root
+def test_root_of_a_user_namespace_can_mount() -> None:
+    """What a rootless container is."""
+    code, found = contained("unshare", "--user", "--map-root-user", "--mount")
+    assert code == 0, found
+    assert found["mount"][0] == "ok" and found["mount.engine"][0] == "ok"
+
+
+@needs_fuse
+@needs_root
+def test_root_without_the_capability() -> None:
+    """What a container without --cap-add is."""
+    code, found = contained("setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin")
+    assert code == 1
+    status, text, fix = found["fuse.fusermount3"]
+    assert status == "warning" and text.startswith("root may not mount here (no CAP_SYS_ADMIN)")
+    assert fix is not None and "--device /dev/fuse --cap-add SYS_ADMIN" in fix
+    assert found["mount"][0] == "error" and "Operation not permitted" in found["mount"][1]
+
+
 # --- what killed jobs leave ---
 
 
@@ -272,7 +308,6 @@ def test_leftovers_are_named_and_left_alone(prepared: Path, mount: Mount, tmp_pa
     assert [(finding.status, finding.fix) for finding in dead] == [
         (Status.WARNING, f"run: fanstore-umount {mounted.path}")
     ]
-    assert found["leftover.mount"][0] == "warning"
     status, text, fix = found["leftover.outputs"]
     assert status == "warning" and text.startswith(f"a killed job left outputs for {output} in {local}/fanstore-")
     assert fix == f"run on this node: fanstore-mount --recover --local {local}"
