@@ -23,7 +23,7 @@ from terminals import on_terminal
 
 from fanstore.doctor import disks, leftovers, limits, mpi, testmount
 from fanstore.doctor.finding import Check, Finding, Status, ok, perform
-from fanstore.doctor.programs import Programs
+from fanstore.doctor.programs import GRACE_S, Programs
 from fanstore.fuse.mounttable import find_mount, mount_holding
 
 pytest_plugins = ["mounting"]
@@ -167,7 +167,7 @@ def test_launcher_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_launcher_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, with what it has started."""
     monkeypatch.setattr(mpi, "START_LIMIT_S", 0.5)
-    path = launcher(tmp_path, f"case $1 in --version) echo mpirun; exit 0;; esac; sleep 600; echo {tmp_path}")
+    path = launcher(tmp_path, f"case $1 in --version) echo mpirun; exit 0;; esac; tail -f {tmp_path}/mpirun; exit 1")
     monkeypatch.setattr("fanstore.doctor.programs.GRACE_S", 0.5)
     found = checked_start(monkeypatch, path)
     assert found["mpi.start"].status is Status.ERROR
@@ -345,7 +345,8 @@ def test_a_check_that_hangs_is_a_finding() -> None:
     def fails() -> Iterator[Finding]:
         raise KeyError("what")
 
-    results = list(perform([Check("A", "slow", 0.1, hangs), Check("B", "broken", 5.0, fails)]))
+    checks = [Check("A", "slow", 0.1, hangs), Check("B", "broken", 5.0, fails)]
+    results = list(perform(checks, forever.set, 5.0))
     forever.set()
     assert [finding.status for finding in results[0].findings] == [Status.OK, Status.ERROR]
     assert results[0].findings[1].found == "no answer within 0.1 s"
@@ -365,12 +366,33 @@ def test_test_mount_that_hangs_is_taken_away(tmp_path: Path, monkeypatch: pytest
 
 
 @needs_fuse
+def test_interrupted_while_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the program that reads hangs: unmounted and removed before it comes through."""
+    monkeypatch.setattr(testmount, "_READER", "import time; time.sleep(600)")
+    programs = Programs()
+
+    def interrupt() -> None:
+        wait_until(lambda: bool(left.mounts_below(tmp_path)), "the test mount", lambda: "there was none")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    check = Check("Test mount", "mount", LIMIT_S, lambda: testmount.check_mount(programs, tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        list(perform([check], programs.stop, LIMIT_S))
+    watcher.join(LIMIT_S)
+    assert list(tmp_path.iterdir()) == []
+    assert left.mounts_below(tmp_path) == []
+    assert not left.processes_of(None, tmp_path)
+
+
+@needs_fuse
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     """While a program runs: it is ended, and so is the doctor."""
     pytest.importorskip("mpi4py")
     started = tmp_path / "started"
-    text = f"case $1 in --version) echo mpirun; exit 0;; esac; touch {started}; exec sleep 600"
+    text = f"case $1 in --version) echo mpirun; exit 0;; esac; touch {started}; exec tail -f {tmp_path}/mpirun"
     environment = os.environ | {"PATH": launcher(tmp_path, text)}
     process = subprocess.Popen(
         [fanstore_command("doctor")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -378,7 +400,8 @@ def test_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     try:
         wait_until(started.exists, "start of mpirun", lambda: "it was not reached")
         process.send_signal(number)
-        _, error = process.communicate(timeout=LIMIT_S)
+        # Not the time that a program gets which does not listen: this one is told, and ends at once.
+        _, error = process.communicate(timeout=2 * GRACE_S)
     finally:
         process.kill()
         process.communicate()

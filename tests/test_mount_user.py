@@ -368,6 +368,21 @@ def test_doctor(user: User, directory: Path) -> None:
     assert (user.programs.parent / "share/man/man1/fanstore-mount.1").is_file(), "a wheel brings the manual"
 
 
+def test_seen_from_a_container(user: User, prepared: Path) -> None:
+    """Mounted outside and bound into a mount namespace of the same user's: as Apptainer without setuid does it."""
+    point, script = user.home / "m", 'mount --rbind "$FANSTORE_MOUNT" /mnt && ls /mnt && cmp /mnt/train/3 "$0"'
+    result = user.fanstore(
+        "mount",
+        prepared,
+        point,
+        "--",
+        *("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, user.home.parent / "source/train/3"),
+    )
+    if "unshare failed" in result.stderr:
+        pytest.skip("ordinary users have no user namespaces here")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "closed\nlocked\ntrain\n", "")
+
+
 def test_refusals(user: User, prepared: Path, directory: Path) -> None:
     """One sentence each, from whoever knows: us, the kernel, or fusermount3."""
 

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -83,17 +82,11 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         if not args.json:
             print(f"FanStore {__version__} on {socket.gethostname()}, user {os.geteuid()}")
-        for result in perform(_checks(args, programs)):
+        for result in perform(_checks(args, programs), programs.stop, _STOP_S):
             if not args.json:
                 group_is_new = not results or results[-1].group != result.group
                 _show(result, group_is_new, colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
             results.append(result)
-    except KeyboardInterrupt:
-        programs.stop()
-        for thread in threading.enumerate():
-            if thread.name.startswith("doctor-"):
-                thread.join(_STOP_S)  # a test mount is taken away
-        raise
     finally:
         signal.signal(signal.SIGTERM, before)
     findings = [finding for result in results for finding in result.findings]

@@ -91,16 +91,20 @@ def split_error(error: Exception) -> tuple[str, str]:
     return found, fix
 
 
-def perform(checks: Iterable[Check]) -> Iterator[Result]:
-    """Run the checks one after the other."""
+def perform(checks: Iterable[Check], stop: Callable[[], None], stop_limit_s: float) -> Iterator[Result]:
+    """Run the checks one after the other.
+
+    After Ctrl-C, ``stop`` is called, and the check that is under way gets so long to clean up.
+    """
     for check in checks:
         begin = time.monotonic()
-        findings = _within_limit(check)
+        findings = _within_limit(check, stop, stop_limit_s)
         yield Result(check.group, findings, time.monotonic() - begin)
 
 
-def _within_limit(check: Check) -> tuple[Finding, ...]:
-    outcome: list[tuple[Finding, ...]] = []
+def _within_limit(check: Check, stop: Callable[[], None], stop_limit_s: float) -> tuple[Finding, ...]:
+    # Not Thread.join: interrupted, it takes the thread for ended (Python 3.11), and nobody could wait for it again.
+    ended = threading.Event()
     findings: list[Finding] = []
 
     def body() -> None:
@@ -109,13 +113,18 @@ def _within_limit(check: Check) -> tuple[Finding, ...]:
         except Exception as error:  # noqa: BLE001 -- one check that fails must not hide what the others find
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
             findings.append(wrong(check.name, f"this could not be checked ({what})", "please report it"))
-        outcome.append(tuple(findings))
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=body, name=f"doctor-{check.name}", daemon=True)
-    thread.start()
-    thread.join(check.limit_s)
-    if outcome:
-        return outcome[0]
+    threading.Thread(target=body, name=f"doctor-{check.name}", daemon=True).start()
+    try:
+        in_time = ended.wait(check.limit_s)
+    except KeyboardInterrupt:
+        stop()
+        ended.wait(stop_limit_s)
+        raise
+    if in_time:
+        return tuple(findings)
     late = wrong(
         check.name,
         f"no answer within {check.limit_s:g} s",

@@ -22,7 +22,7 @@ GRACE_S = 10.0
 PYTHON = (sys.executable, "-P")
 
 #: Variables by which a launcher tells a process that it is one of several. What is started here is alone.
-_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "OMPI_MCA_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "FANSTORE_")
+_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "OMPI_MCA_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDRA_")
 
 
 @dataclass(frozen=True)
