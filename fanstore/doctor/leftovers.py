@@ -19,6 +19,8 @@ from fanstore.fuse.mounttable import read_mounts
 
 #: Seconds for one mount to answer.
 _ANSWER_LIMIT_S = 3.0
+#: Where jobs keep the shared memory of MPI while they start (fuse/sharedmemory.py).
+_SHARED_MEMORY = Path("/dev/shm")
 #: Mounts that are asked, all at once: silent ones must not add up.
 _MOST_MOUNTS = 100
 
@@ -49,6 +51,10 @@ def check_mounts() -> Iterator[Finding]:
 def check_directories(local: Path | None) -> Iterator[Finding]:
     """Directories of dead jobs in --local, or where jobs without it keep their outputs."""
     base = Path(tempfile.gettempdir()) if local is None else local
+    if _SHARED_MEMORY.is_dir():
+        for path in JobDirectory.dead(_SHARED_MEMORY):
+            found = f"a job that was killed while it started left memory in {path}"
+            yield note("leftover.memory", found, "your next job of several nodes here removes it")
     if not base.is_dir():
         return
     dead = JobDirectory.dead(base)
