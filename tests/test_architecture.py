@@ -14,7 +14,7 @@ MAX_LINES = 600
 
 #: Height of each part; a module imports from parts below its own, or from its own. ``core`` and ``prep`` are
 #: neighbours: they share the format, not each other.
-HEIGHT = {"cli": 5, "fuse": 4, "core": 3, "prep": 3, "transport": 2, "format": 1}
+HEIGHT = {"cli": 6, "doctor": 5, "fuse": 4, "core": 3, "prep": 3, "transport": 2, "format": 1}
 #: The small modules at the bottom, which may use each other.
 BASE = {"errors", "ids", "units", "progress", "_native"}
 

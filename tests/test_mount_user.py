@@ -327,6 +327,62 @@ def without_fuse(user: User, directory: Path, *command: str | Path) -> subproces
         closed.unlink()
 
 
+def test_doctor(user: User, directory: Path) -> None:
+    """What only an ordinary user meets: fusermount3 with its rights, /dev/fuse closed, no_new_privs."""
+
+    def findings(result: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str, str]]:
+        assert result.stderr == ""
+        checks = json.loads(result.stdout)["checks"]
+        return {check["name"]: (check["status"], check["found"], check["fix"]) for check in checks}
+
+    doctor, before = user.programs / "fanstore-doctor", os.listdir(user.home)
+    result = user.run(doctor, "--json", "--local", user.home)
+    found = findings(result)
+    assert result.returncode == 0, found
+    assert found["fuse.fusermount3"][0] == "ok" and "setuid root" in found["fuse.fusermount3"][1]
+    assert found["mount"][0] == "ok" and found["mount.engine"][0] == "ok"
+    assert found["fuse.allow_other"][0] in ("ok", "note")
+    assert found["mpi.library"][0] == "warning", "this environment was made without the extra"
+    assert os.listdir(user.home) == before
+
+    closed = without_fuse(user, directory, doctor, "--json")
+    assert closed.returncode == 1
+    status, text, fix = findings(closed)["fuse.device"]
+    assert (status, text) == ("error", "no permission to open /dev/fuse (its mode is crw-------)")
+    assert fix == "ask the administrator to give it mode 0666"
+    assert findings(closed)["mount"][0] == "error", closed.stdout
+
+    barred = findings(user.run("setpriv", "--no-new-privs", doctor, "--json"))["fuse.fusermount3"]
+    assert barred[0] == "error" and "no_new_privs" in barred[1] and "no-new-privileges" in barred[2]
+
+    plain = user.home / "bin"
+    plain.mkdir()
+    shutil.copy(shutil.which("fusermount3") or "", plain / "fusermount3")
+    (plain / "fusermount3").chmod(0o755)
+    bare = user.run(doctor, "--json", PATH=f"{plain}:/usr/bin:/bin")
+    status, text, fix = findings(bare)["fuse.fusermount3"]
+    assert (bare.returncode, status) == (1, "error")
+    assert text == f"{plain}/fusermount3 is not setuid root, so it cannot mount for you"
+    assert f"chmod u+s {plain}/fusermount3" in fix
+    shutil.rmtree(plain)
+    assert (user.programs.parent / "share/man/man1/fanstore-mount.1").is_file(), "a wheel brings the manual"
+
+
+def test_seen_from_a_container(user: User, prepared: Path) -> None:
+    """Mounted outside and bound into a mount namespace of the same user's: as Apptainer without setuid does it."""
+    point, script = user.home / "m", 'mount --rbind "$FANSTORE_MOUNT" /mnt && ls /mnt && cmp /mnt/train/3 "$0"'
+    result = user.fanstore(
+        "mount",
+        prepared,
+        point,
+        "--",
+        *("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, user.home.parent / "source/train/3"),
+    )
+    if "unshare failed" in result.stderr:
+        pytest.skip("ordinary users have no user namespaces here")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "closed\nlocked\ntrain\n", "")
+
+
 def test_refusals(user: User, prepared: Path, directory: Path) -> None:
     """One sentence each, from whoever knows: us, the kernel, or fusermount3."""
 

@@ -96,23 +96,23 @@ def test_setup_names_missing_packages_when_it_may_not_install(tmp_path: Path) ->
     assert "environment modules" in result.stderr
 
 
-def readme_section(title: str) -> str:
-    text = (ROOT / "README.md").read_text()
+def section(document: str, title: str) -> str:
+    text = (ROOT / document).read_text()
     match = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert match is not None, f"README has no section '{title}'"
+    assert match is not None, f"{document} has no section '{title}'"
     return match[1]
 
 
-@pytest.mark.parametrize("command", ["prep", "mount", "umount", "stat", "verify"])
-def test_readme_has_all_options_and_no_others(command: str) -> None:
+@pytest.mark.parametrize("command", ["prep", "mount", "umount", "stat", "verify", "doctor"])
+def test_reference_has_all_options_and_no_others(command: str) -> None:
     shown = run(fanstore_command(command), "--help", COLUMNS="200").stdout
     existing = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", shown, re.MULTILINE)) - {"--help", "--version"}
-    section = readme_section(f"fanstore-{command}")
+    described = section("docs/commands.md", f"fanstore-{command}")
     # What is refused in this version stands among its limits; what is the default anyway needs no word.
-    elsewhere = readme_section("Limits of this version")
-    undocumented = {option for option in existing - {"--foreground"} if option not in section + elsewhere}
+    elsewhere = section("README.md", "Limits of this version")
+    undocumented = {option for option in existing - {"--foreground"} if option not in described + elsewhere}
     assert not undocumented
-    assert set(re.findall(r"`(--[a-z-]+)", section)) <= existing
+    assert set(re.findall(r"`(--[a-z-]+)", described)) <= existing
 
 
 @needs_setup

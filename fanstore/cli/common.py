@@ -1,6 +1,7 @@
 """What all commands share: one way to run, to fail and to log. Used by the modules of fanstore.cli only."""
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -15,7 +16,8 @@ from fanstore.transport.ranks import launched_rank
 # The variable is taken back at once, because a COMMAND inherits the environment.
 _own = "OPENBLAS_NUM_THREADS" not in os.environ
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-import numpy  # noqa: E402, F401
+with contextlib.suppress(ImportError):  # who needs it says so; fanstore-doctor says what to do
+    import numpy  # noqa: F401
 
 if _own:
     del os.environ["OPENBLAS_NUM_THREADS"]
@@ -28,12 +30,19 @@ EXIT_INTERRUPTED = 130
 LAST_WORD_S = 3.0
 
 
-def make_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """The parser every command starts from."""
+def make_parser(
+    prog: str, description: str, epilog: str, version: type[argparse.Action] | None = None
+) -> argparse.ArgumentParser:
+    """The parser every command starts from; ``version`` is what --version does if it is more than to name it."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    if version is None:
+        parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    else:
+        parser.add_argument(
+            "--version", action=version, nargs=0, help="show the versions of everything that is in use, and end"
+        )
     return parser
 
 

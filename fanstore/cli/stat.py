@@ -50,7 +50,7 @@ def main() -> int:
     return run(PROG, lambda: _main(sys.argv[1:]))
 
 
-def _main(argv: Sequence[str]) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", type=Path, help="where the dataset is mounted")
     parser.add_argument("--json", action="store_true", help="print stats.json as it is, with --nodes nodes.json")
@@ -63,7 +63,11 @@ def _main(argv: Sequence[str]) -> int:
         const=2.0,
         help="show it again and again (default: every %(const)g s)",
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
     control = _control(args.mountpoint)
     if args.watch is not None:
         return _watch(control, args)

@@ -50,7 +50,7 @@ def main() -> int:
     return run(PROG, lambda: _main(sys.argv[1:]))
 
 
-def _main(argv: Sequence[str]) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", type=Path, help="where the dataset is mounted")
     parser.add_argument(
@@ -67,7 +67,11 @@ def _main(argv: Sequence[str]) -> int:
         help=f"how long to wait for the daemon to end (default: {TIMEOUT_S:g}; with outputs, until they are saved or "
         "cannot be)",
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
     mount = _find(args.mountpoint)
     state = condition(mount.point)
     if state is Condition.ALIVE:

@@ -131,6 +131,26 @@ class JobDirectory:
             log.info("removed %s, which a dead job had left", path)
         return removed
 
+    @staticmethod
+    def dead(base: Path) -> list[Path]:
+        """The directories that dead jobs of this user left in BASE; nothing is changed. Raises OSError."""
+        found = []
+        for name in sorted(os.listdir(base)):
+            if not name.startswith(_prefix()):
+                continue
+            with contextlib.ExitStack() as stack:
+                try:
+                    fd = os.open(base / name, _DIRECTORY_FLAGS)
+                    stack.callback(os.close, fd)
+                    lock_fd = os.open(LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                    stack.callback(os.close, lock_fd)
+                except OSError as error:
+                    log.debug("not looked at: %s: %s", base / name, error.strerror)
+                    continue
+                if _is_private(fd) and _lock_nowait(lock_fd):
+                    found.append(base / name)
+        return found
+
     def __enter__(self) -> Self:
         return self
 

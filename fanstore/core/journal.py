@@ -128,6 +128,12 @@ class Record(NamedTuple):
     end: int
 
 
+def read_owner(path: Path) -> Owner:
+    """Whose it is. Raises FormatError, OSError."""
+    with open(path, "rb") as file:
+        return _read_owner(path, file)
+
+
 def read_journal(path: Path) -> tuple[Owner, int, Iterator[Record]]:
     """Whose it is, where its records begin, and these. Raises FormatError, OSError."""
     file = open(path, "rb")  # noqa: SIM115 -- the generator closes it

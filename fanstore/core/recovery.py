@@ -20,7 +20,7 @@ from pathlib import Path
 
 import trio
 
-from fanstore.core.journal import JOURNAL_NAME, Journal, Owner, read_journal
+from fanstore.core.journal import JOURNAL_NAME, Journal, Owner, read_journal, read_owner
 from fanstore.core.objects import Objects
 from fanstore.core.outputtree import NAME_BYTES, Operation, Output, OutputTree, RefusedError
 from fanstore.core.saver import Saver
@@ -92,6 +92,17 @@ class _Memory:
         if output is not None and output.is_file:
             self.times.setdefault(inode, set()).add(output.mtime_ns)
             self.known.setdefault(inode, set()).add((output.size, output.mtime_ns))
+
+
+def waiting_for(directory: Path) -> str | None:
+    """Where outputs of this dead job are to go, if any are left here; None if there is nothing to recover.
+
+    Changes nothing, and does not look at ``--output``: they may stand there already. Raises FormatError, OSError.
+    """
+    journal, objects = directory / JOURNAL_NAME, directory / OBJECTS_NAME
+    if not journal.exists() or not objects.exists() or not any(objects.iterdir()):
+        return None
+    return read_owner(journal).output or None
 
 
 def salvage(directory: Path) -> bool:

@@ -116,6 +116,12 @@ def condition(point: Path, limit_s: float = ANSWER_LIMIT_S) -> Condition:
 
 def check_fuse() -> None:
     """MountError with what to do, if this machine or this user cannot mount FUSE file systems."""
+    check_device()
+    check_fusermount()
+
+
+def check_device() -> None:
+    """MountError with what to do, if there is no FUSE, or not for this user."""
     try:
         os.close(os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -132,6 +138,10 @@ def check_fuse() -> None:
         raise MountError(
             f"cannot open {FUSE_DEVICE} ({error.strerror}): load the kernel module as root (modprobe fuse)"
         ) from None
+
+
+def check_fusermount() -> None:
+    """MountError with what to do, if an ordinary user has no program that mounts for them."""
     if os.geteuid() != 0 and shutil.which(FUSERMOUNT) is None:
         raise MountError(
             f"{FUSERMOUNT} was not found: an ordinary user needs it to mount; install the package fuse3 "

@@ -53,6 +53,16 @@ def find_mount(point: Path) -> Mount | None:
     return found
 
 
+def mount_holding(path: Path) -> Mount | None:
+    """The mount on which this absolute path without symbolic links lies."""
+    found = None
+    for mount in read_mounts():
+        inside = mount.point == path or mount.point in path.parents
+        if inside and (found is None or len(mount.point.parts) >= len(found.point.parts)):
+            found = mount
+    return found
+
+
 def mounts_below(point: Path) -> list[Mount]:
     """Mounts on directories inside this one; they keep it busy."""
     return [mount for mount in read_mounts() if point in mount.point.parents]

@@ -144,7 +144,7 @@ class NativeEngine:
             alone=alone,
             waits=waits,
         )
-        self._ours, self.socket = _socket_pair()
+        self._ours, self.socket = socket_pair()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         # Two descriptors per file, one of them for direct I/O; the store itself may use half of all.
@@ -388,7 +388,7 @@ def _error_number(operation: str, error: Exception) -> int:
     return errno.EIO
 
 
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
+def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Between the engine and pyfuse3: a packet is a message. Raises OSError if messages would not fit."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:

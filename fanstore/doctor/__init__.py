@@ -1,0 +1,1 @@
+"""Is this node fit for FanStore? The checks of fanstore-doctor, one module per subject; versions for bug reports."""
