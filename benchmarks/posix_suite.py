@@ -70,6 +70,7 @@ def stress(name: str, directory: Path, seconds: int) -> tuple[int, str]:
 
 def verify_with_fio(name: str, directory: Path) -> tuple[int, str]:
     argv = ["fio", "--name=job", f"--directory={directory}", "--size=64M", "--verify=crc32c", "--do_verify=1"]
+    argv.append("--verify_state_save=0")  # it would leave a file where we are
     argv += ["--verify_fatal=1", "--fallocate=none", *FIO_JOBS[name]]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, check=False)
     for path in directory.glob("job*"):
