@@ -43,11 +43,14 @@ KILL_WAIT_S = 30
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 
 # The first process of a host: it makes the host's own file systems, says so, and collects orphans until it is killed.
+# Mounts of this machine's other users, which it has got a copy of, go first: nobody could end them while it has them.
 # Its /tmp is its own. What all hosts share is put back on top of it, and of directories that only root may enter.
 _INIT = r"""
 set -eu
 base=$1 name=$2 closed=$3
 shift 3
+awk '$5 ~ "^/tmp/" || / - fuse/ { print $5 }' /proc/self/mountinfo | sort -r |
+    while read -r point; do umount --lazy "$(printf '%b' "$point")"; done
 hostname "$name"
 mount --bind "$base/etc/hosts" /etc/hosts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
@@ -55,14 +58,14 @@ mount -t tmpfs tmpfs /mnt
 number=0
 for path in "$base" "$@"; do
     mkdir "/mnt/$((++number))"
-    mount --rbind "$path" "/mnt/$number"
+    mount --bind "$path" "/mnt/$number"
 done
 mount --bind "/mnt/1/hosts/$name/tmp" /tmp
 for path in $closed; do mount -t tmpfs -o mode=755 tmpfs "$path"; done
 number=0
 for path in "$base" "$@"; do
     mkdir -p -m 755 "$path"
-    mount --rbind "/mnt/$((++number))" "$path"
+    mount --bind "/mnt/$((++number))" "$path"
 done
 touch "$base/hosts/$name/ready"
 while :; do sleep 1000 & wait; done
