@@ -1,11 +1,11 @@
 """A real Slurm cluster on this machine: munged, slurmctld and a slurmd per node, each host in namespaces of its own.
 
-Owns all of it: namespaces, processes, the cgroups of the nodes, and a directory for keys, configuration, spools and logs.
-Nothing outside is changed, and the machine's own munge or Slurm, if there is one, is neither used nor disturbed. Every
-host has its own name and address (veth pairs on a bridge), its own /tmp and /dev/shm, its own processes and mounts, so
-that a job finds what it finds on a cluster: the same path is another disk on another node, a mount of one node is not seen
-by another, and what a node has left behind can be told. The directory of the cluster is the same on all hosts: it is
-their shared file system. All is ended with the first process of each host.
+Owns all of it: namespaces, processes, the cgroups of the nodes, and a directory for keys, configuration, spools and
+logs. Nothing outside is changed, and the machine's own munge or Slurm, if there is one, is neither used nor disturbed.
+Every host has its own name and address (veth pairs on a bridge), its own /tmp and /dev/shm, its own processes and
+mounts, so that a job finds what it finds on a cluster: the same path is another disk on another node, a mount of one
+node is not seen by another, and what a node has left behind can be told. The directory of the cluster is the same on
+all hosts: it is their shared file system. All is ended with the first process of each host.
 
 Needs root, and Debian's packages PACKAGES. Used by test_slurm.py, on the thread of the test.
 """
@@ -26,8 +26,7 @@ from pathlib import Path
 
 import leftovers
 
-#: What ``apt-get install --no-install-recommends`` must have been given. iproute2 and util-linux are there on any Debian
-#: but the smallest containers.
+#: What ``apt-get install --no-install-recommends`` must have been given.
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "unshare", "nsenter")
 

@@ -1,14 +1,18 @@
 """An ordinary training program with checkpoints, as the jobs of test_slurm.py run it: it knows nothing of FanStore.
 
-Learns as scripts/demo_train.py does. After each epoch it writes a checkpoint under a temporary name and renames it; every
-second one it syncs first. Then it notes, in a file of its own, what it may rely on from now on. It goes on from the last
-checkpoint that it finds: however often it was interrupted, the last one is the same, bit for bit.
+Learns as scripts/demo_train.py does. After each epoch it writes a checkpoint under a temporary name and renames it;
+every second one it syncs first. Then it notes, in a file of its own, what it may rely on from now on. It goes on from
+the last checkpoint that it finds: however often it was interrupted, the last one is the same, bit for bit. At
+SIGTERM it makes one more and takes its time for it, as programs do that have much to save.
 """
 
 import argparse
 import hashlib
 import os
+import signal
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 from demo_train import SIDE, list_folder, train_epoch
+
+#: Seconds that it takes to end after SIGTERM.
+END_S = 1.0
 
 #: Bytes in a checkpoint that mean nothing: to copy it takes some time.
 BALLAST_BYTES = 4_000_000
@@ -53,6 +60,8 @@ def main() -> int:
     weights = random.normal(0, 0.01, (3 * SIDE * SIDE + 1, classes)).astype(np.float32)
     velocity = np.zeros_like(weights)
     arguments.checkpoints.mkdir(parents=True, exist_ok=True)
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: told.set())
     first = 1
     if found := sorted(arguments.checkpoints.glob("epoch*.npz")):
         with np.load(found[-1]) as state:
@@ -61,13 +70,18 @@ def main() -> int:
     with ThreadPoolExecutor(2) as pool, open(arguments.notes, "a", buffering=1) as notes:
         for epoch in range(first, arguments.epochs + 1):
             order = np.random.default_rng((arguments.seed, epoch)).permutation(len(samples))
+            ending = told.is_set()
             loss = train_epoch(weights, velocity, [samples[number] for number in order], pool)
+            if ending:
+                time.sleep(END_S)
             path, synced = arguments.checkpoints / name_of(epoch), epoch % 2 == 0
             ballast = np.random.default_rng(epoch).bytes(BALLAST_BYTES)
             state = {"weights": weights, "velocity": velocity, "ballast": np.frombuffer(ballast, dtype=np.uint8)}
             digest = save(path, synced, epoch=np.array(epoch), **state)
             notes.write(f"{epoch} {'synced' if synced else 'closed'} {digest}\n")
-            print(f"epoch {epoch}: loss {loss:.6f}", flush=True)
+            print(f"epoch {epoch}: loss {loss:.6f}{', the last' if ending else ''}", flush=True)
+            if ending:
+                break
     return 0
 
 

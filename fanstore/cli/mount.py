@@ -151,14 +151,14 @@ class _Request:
 def _recover(args: argparse.Namespace) -> int:
     """Save what dead jobs left on this node, and end."""
     from fanstore.core.joblock import JobDirectory
-    from fanstore.core.recovery import salvage
+    from fanstore.fuse.deadmount import take_over
 
     logging.basicConfig(format=f"{PROG}: %(message)s", level=logging.INFO)
     base = Path(tempfile.gettempdir() if args.local is None else _fill_in(args.local))
     kept: list[Path] = []
 
     def save(path: Path) -> bool:
-        saved = salvage(path)
+        saved = take_over(path)
         if not saved:
             kept.append(path)
         return saved

