@@ -48,6 +48,21 @@ def test_command_once_per_rank(start_job: StartJob, prepared: Path, ft: bool) ->
     job.check_clean()
 
 
+def test_end_without_hurry(start_job: StartJob, prepared: Path) -> None:
+    """SIGURG to mpirun reaches the commands of all nodes as SIGTERM, and who needs longer gets what others have."""
+    script = (
+        'trap "sleep $FANSTORE_RANK; sleep $FANSTORE_RANK; cat $FANSTORE_MOUNT/*/* | wc -c; exit 0" TERM; '
+        "echo ready; while :; do sleep 0.05; done"
+    )
+    job = start_job(prepared, 2, local=True, launcher=ULFM, command=["sh", "-c", script])
+    wait_until(lambda: job.output().count("ready\n") == 2, "start of the commands", job.evidence)
+    job.process.send_signal(signal.SIGURG)
+    assert job.wait_end() == 0, job.evidence()
+    sizes = job.output().split("ready\n")[-1].split()
+    assert len(sizes) == 2 and sizes[0] == sizes[1], job.evidence()
+    job.check_clean()
+
+
 def test_success_of_all_is_success(start_job: StartJob, prepared: Path) -> None:
     job = start_job(prepared, 3, local=True, command=["true"], wait=False)
     assert job.wait_end() == 0

@@ -48,13 +48,13 @@ async def run_command(argv: Sequence[str], environment: Mapping[str, str], signa
     SAME_SIGNAL_S, or KILL_AFTER_S without one, kills the command. After the signal without hurry it has all the time
     that the batch system gives.
     """
-    try:
-        process = await trio.lowlevel.open_process(list(argv), env=dict(environment))
-    except FileNotFoundError:
-        raise CommandError(f"command '{argv[0]}' was not found", 127) from None
-    except OSError as error:
-        raise CommandError(f"command '{argv[0]}' cannot be started: {error.strerror}", 126) from None
-    with trio.open_signal_receiver(signal.SIGUSR1) as warnings:
+    with trio.open_signal_receiver(signal.SIGUSR1) as warnings:  # before the command can say that it is ready for them
+        try:
+            process = await trio.lowlevel.open_process(list(argv), env=dict(environment))
+        except FileNotFoundError:
+            raise CommandError(f"command '{argv[0]}' was not found", 127) from None
+        except OSError as error:
+            raise CommandError(f"command '{argv[0]}' cannot be started: {error.strerror}", 126) from None
         code = await _wait(process, signals, warnings)
     log.info("the command ended with %d", code)
     return code if code >= 0 else 128 - code

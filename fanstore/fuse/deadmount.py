@@ -5,7 +5,6 @@ later job would come across the dead mount of an earlier one; the directory is w
 Used by session.py and by ``fanstore-mount --recover``, which hold the lock of the directory; the calls block.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from fanstore.core.recovery import salvage
 from fanstore.errors import MountError
-from fanstore.fuse.mountpoint import Condition, MountPoint, condition, unmount
+from fanstore.fuse.mountpoint import Condition, MountPoint, condition, remove_unused, unmount
 from fanstore.fuse.mounttable import find_mount
 
 log = logging.getLogger(__name__)
@@ -49,5 +48,4 @@ def _clear(point: Path, created: bool) -> None:
         unmount(point, lazy=True)
         log.info("unmounted the dead mount of %s that a killed job left at %s", mount.source, point)
     if created:
-        with contextlib.suppress(OSError):  # gone, or in use again
-            os.rmdir(point)
+        remove_unused(point)

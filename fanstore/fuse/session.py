@@ -9,9 +9,11 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Never
 
 import pyfuse3
@@ -106,11 +108,16 @@ class _Ended:
 def run_session(settings: MountSettings, watch: StartWatch, on_ready: Callable[[MountInfo], None]) -> int:
     """Mount, serve until the end, and clean up; the exit code. Raises FanstoreError. From the main thread only."""
     logging.getLogger("pyfuse3").addFilter(_is_worth_logging)
+    signal.signal(signal.SIGUSR1, _ignore)  # a warning for a command that does not run yet: not the end of everything
     try:
         return trio.run(_Session(settings, watch, on_ready).main)
     except BaseExceptionGroup as group:
         # Nurseries wrap what is raised in them; for the user one sentence counts.
         raise _first_expected(group) from group
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN, which the command would inherit."""
 
 
 class _Session:
