@@ -30,7 +30,7 @@ import leftovers
 
 #: What ``apt-get install --no-install-recommends`` must have been given.
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
-_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "unshare", "nsenter")
+_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "setpriv", "unshare", "nsenter")
 
 #: Seconds for a daemon to come up, or for a command to end. A second is enough; it is only there to end a hang.
 LIMIT_S = 30.0
@@ -199,7 +199,7 @@ class SlurmCluster:
         _shared: other directories of which the same is true.
         head: where slurmctld and munged run and jobs are submitted; nodes: where jobs run.
         proctrack: the plugin that finds the processes of a job.
-        _daemons: by name, in the order of their start. _sequence: how many commands were run.
+        _names: of the hosts, the head's first. _daemons: by name, in the order of their start.
     """
 
     def __init__(self, directory: Path, nodes: int, proctrack: str, shared: Sequence[Path]) -> None:
@@ -226,7 +226,7 @@ class SlurmCluster:
         """Bring everything up, and wait until all nodes are ready for jobs."""
         self._write_configuration()
         for number, name in enumerate(self._names):
-            self._hosts.append(self._start_host(name, f"10.97.0.{number + 1}"))
+            self._start_host(name, f"10.97.0.{number + 1}")
         self._connect()
         key = self.directory / "munge/key"
         names = {"socket": "socket", "key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
@@ -267,26 +267,41 @@ class SlurmCluster:
             (base / f"etc/gpu{number}").touch()  # Slurm wants to see a file for each
         (base / "etc/gres.conf").write_text(f"AutoDetect=off\nName=gpu File={base}/etc/gpu[0-{GPUS - 1}]\n")
 
-    def _start_host(self, name: str, address: str) -> Host:
+    def mounted_in(self) -> set[Path]:
+        """The directories above those that all hosts share."""
+        return {parent for path in (self.directory, *self._shared) for parent in path.parents}
+
+    def _start_host(self, name: str, address: str) -> None:
+        """Make the namespaces of a host, and wait until its file systems are there."""
         flags = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        above = {parent for path in self._shared for parent in path.parents}
-        closed = " ".join(str(path) for path in sorted(above) if not path.stat().st_mode & stat.S_IXOTH)
+        closed = " ".join(str(path) for path in sorted(self.mounted_in()) if not path.stat().st_mode & stat.S_IXOTH)
         with open(self.directory / f"log/init-{name}", "wb") as log:
             init = subprocess.Popen(
-                ["unshare", *flags, "bash", "-c", _INIT, "init", self.directory, name, closed, *self._shared],
+                [
+                    "setpriv",
+                    "--pdeathsig=KILL",
+                    "unshare",
+                    *flags,
+                    "bash",
+                    "-c",
+                    _INIT,
+                    "init",
+                    self.directory,
+                    name,
+                    closed,
+                    *self._shared,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-        directory = self.directory / "hosts" / name
-        host = Host(name, address, directory, init, 0)
-        self._hosts.append(host)  # so that stop() finds it
-        self.wait(lambda: (directory / "ready").exists() or init.poll() is not None, f"the namespaces of {name}")
+        host = Host(name, address, self.directory / "hosts" / name, init, 0)
+        self._hosts.append(host)
+        ready = host.directory / "ready"
+        self.wait(lambda: ready.exists() or init.poll() is not None, f"the namespaces of {name}")
         if init.poll() is not None:
             raise ClusterError(f"the namespaces of {name} cannot be made\n{self.evidence()}")
-        self._hosts.pop()
         host.pid = int(Path(f"/proc/{init.pid}/task/{init.pid}/children").read_text().split()[0])
-        return host
 
     def _connect(self) -> None:
         """One Ethernet: a bridge on the head, and a cable from it to each node."""

@@ -111,8 +111,8 @@ class Site:
         return [f"{node.name}: {line}" for node in self.cluster.nodes for line in self._left_on(node)]
 
     def _left_on(self, node: Host) -> list[str]:
-        shared = self.cluster.directory.relative_to("/tmp").parts[0]  # where the cluster's own directory is mounted
-        files = [path.name for path in node.tmp.iterdir() if path.name != shared]
+        # Of its directories only those in which the shared ones are mounted belong there.
+        files = [path.name for path in node.tmp.iterdir() if Path("/tmp", path.name) not in self.cluster.mounted_in()]
         return [*node.mounts(), *node.processes(self.user[0]), *files, *node.shared_memory()]
 
     def evidence(self) -> str:
