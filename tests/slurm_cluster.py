@@ -382,13 +382,13 @@ class SlurmCluster:
         shown = self.run("scontrol", "--oneliner", "show", "job", str(number)).stdout
         return dict(re.findall(r"(\S+?)=(\S*)", shown))
 
-    def wait(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S, every_s: float = 0.05) -> None:
         """Until the condition holds; ClusterError with all logs if it does not within the limit."""
         deadline_s = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"waited {limit_s:g} s for {what}\n{self.evidence()}")
-            time.sleep(0.05)  # polling with a limit: there is nothing to wait on
+            time.sleep(every_s)  # polling with a limit: there is nothing to wait on
 
     def evidence(self) -> str:
         """All logs, and what Slurm says of its jobs and nodes."""

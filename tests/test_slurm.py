@@ -23,7 +23,7 @@ from pathlib import Path
 import leftovers
 import pytest
 from jobs import problem as job_problem
-from slurm_cluster import Host, SlurmCluster, problem, slurm_cluster
+from slurm_cluster import ClusterError, Host, SlurmCluster, problem, slurm_cluster
 from slurm_train import name_of
 from templates import SCRIPTS, SLURM, with_values
 from users import account
@@ -154,11 +154,15 @@ class Submitted:
     def wait_end(self) -> dict[str, str]:
         """Until Slurm has nothing to do with it any more; what it says of it."""
         over = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL")
-        self._wait(lambda: self.site.cluster.job(self.number)["JobState"] in over, "the end of the job")
+        # Not too often: it takes several processes to ask.
+        self._wait(lambda: self.site.cluster.job(self.number)["JobState"] in over, "the end of the job", 0.25)
         return self.site.cluster.job(self.number)
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        self.site.cluster.wait(condition, f"{what}\n{self.said()}", JOB_LIMIT_S)
+    def _wait(self, condition: Callable[[], bool], what: str, every_s: float = 0.05) -> None:
+        try:
+            self.site.cluster.wait(condition, f"{what} (job {self.number})", JOB_LIMIT_S, every_s)
+        except ClusterError as error:
+            pytest.fail(f"{error}\n{self.site.evidence()}", pytrace=False)
 
     def saved(self, rank: int) -> dict[str, str]:
         """Digests of the checkpoints in the output directory."""
