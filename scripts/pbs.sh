@@ -30,5 +30,5 @@ export MASTER_ADDR
 # which ends it on all.
 #   "$fanstore/fanstore-mount" "$prepared" "$mount" --local "$ssd" --replicas 2 --background \
 #       --launch "$fanstore/mpirun --hostfile $PBS_NODEFILE --with-ft ulfm --map-by ppr:1:node --bind-to none"
+#   trap '"$fanstore/fanstore-umount" "$mount"' EXIT
 #   mpiexec ./train.sh
-#   "$fanstore/fanstore-umount" "$mount"

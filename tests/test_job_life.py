@@ -1,5 +1,6 @@
 """The life of a job: the COMMAND on each node, every way to end, and what the next job finds after a crash."""
 
+import contextlib
 import json
 import os
 import signal
@@ -45,6 +46,21 @@ def test_command_once_per_rank(start_job: StartJob, prepared: Path, ft: bool) ->
     assert job.wait_end() == 7
     said = sorted(line for line in job.output().splitlines() if " of 3 at " in line)
     assert said == [f"{rank} of 3 at {job.mount(rank)}: 5" for rank in range(3)]
+    job.check_clean()
+
+
+def test_end_without_hurry(start_job: StartJob, prepared: Path) -> None:
+    """SIGURG to mpirun reaches the commands of all nodes as SIGTERM, and who needs longer gets what others have."""
+    script = (
+        'trap "sleep $FANSTORE_RANK; sleep $FANSTORE_RANK; cat $FANSTORE_MOUNT/*/* | wc -c; exit 0" TERM; '
+        "echo ready; while :; do sleep 0.05; done"
+    )
+    job = start_job(prepared, 2, local=True, launcher=ULFM, command=["sh", "-c", script])
+    wait_until(lambda: job.output().count("ready\n") == 2, "start of the commands", job.evidence)
+    job.process.send_signal(signal.SIGURG)
+    assert job.wait_end() == 0, job.evidence()
+    sizes = job.output().split("ready\n")[-1].split()
+    assert len(sizes) == 2 and sizes[0] == sizes[1], job.evidence()
     job.check_clean()
 
 
@@ -256,9 +272,11 @@ def test_term_followed_by_kill(start_job: StartJob, prepared: Path, tmp_path: Pa
 
 
 def end_at_used_places(job: Job) -> None:
-    """Mount points that a crash has left were there before this job, so they stay."""
+    """Mount points that a crash has left were there before this job, so they stay; unless another rank was the first to
+    clean up, and removed them."""
     job.end()
     for rank in range(job.size):
         wait_until(lambda rank=rank: find_mount(job.mount(rank)) is None, "unmount", job.evidence)  # type: ignore[misc]
-        job.mount(rank).rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            job.mount(rank).rmdir()
     job.check_clean()

@@ -156,6 +156,26 @@ def test_second_signal_kills(mount: Mount, prepared: Path) -> None:
     mounted.check_clean()
 
 
+def test_end_without_hurry(mount: Mount, prepared: Path) -> None:
+    """SIGURG, which mpirun passes on to all nodes: SIGTERM for the command, which is killed only by another one."""
+    mounted = start_command(mount, prepared, 'trap "echo once" TERM; echo ready; while :; do sleep 0.05; done')
+    mounted.announced.append("the command got a second signal and is killed")
+    mounted.signal(signal.SIGURG)
+    wait_until(lambda: "once\n" in mounted.output(), "SIGTERM in the command", mounted.evidence)
+    passed_on_s = time.monotonic()
+    wait_until(lambda: time.monotonic() > passed_on_s + SAME_SIGNAL_S, "time to pass", mounted.evidence)
+    mounted.signal(signal.SIGURG)
+    assert mounted.wait_end() == 137
+    mounted.check_clean()
+
+
+def test_end_without_hurry_of_a_mount_without_a_command(mount: Mount, prepared: Path) -> None:
+    mounted = mount(prepared)
+    mounted.signal(signal.SIGURG)
+    assert mounted.wait_end() == 0
+    mounted.check_clean()
+
+
 def test_command_that_does_not_listen_is_killed(mount: Mount, prepared: Path) -> None:
     mounted = start_command(mount, prepared, 'trap "" TERM; echo ready; while :; do sleep 0.05; done')
     mounted.announced.append("did not end within 10 s of SIGTERM and is killed")
@@ -433,6 +453,27 @@ def test_repair_after_kill(mount: Mount, prepared: Path, tmp_path: Path) -> None
     assert "which a dead job had left" in second.log_text()
     second.stop()
     assert list(local.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["mount", "recover"])
+def test_repair_at_another_place(mount: Mount, prepared: Path, tmp_path: Path, how: str) -> None:
+    """Mount points with the number of the job in their name: the directory in --local says where the dead one is."""
+    local = tmp_path / "ssd"
+    local.mkdir()
+    killed = [mount(prepared, point=tmp_path / name, local=local) for name in ("a b", "kept")]
+    for mounted in killed:
+        mounted.process.kill()
+        mounted.wait_end()
+    command("umount", killed[1].path)  # a new job is there by now, which is none of the dead one's business
+    other = mount(prepared, point=killed[1].path)
+    if how == "recover":
+        assert command("mount", "--recover", "--local", local).returncode == 0
+    else:
+        mount(prepared, local=local).stop()
+    assert list(local.iterdir()) == []
+    assert not os.path.lexists(killed[0].path)
+    assert len(os.listdir(other.path / "train")) == 20
+    other.stop()
 
 
 def test_umount_repairs_after_kill(mount: Mount, prepared: Path) -> None:

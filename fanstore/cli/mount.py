@@ -59,8 +59,9 @@ MOUNTPOINT must be an empty directory, or a new name in an existing one: then it
 What an earlier, killed fanstore-mount left behind (a dead mount, local files) is cleaned up.
 
 The COMMAND finds FANSTORE_MOUNT, FANSTORE_RANK and FANSTORE_SIZE in its environment. SIGINT, SIGTERM and SIGHUP are
-passed on to it, and a second one, or ten seconds, kills it; SIGUSR1 is passed on as often as it comes. On several nodes
-it runs once on each when all mounts are up.
+passed on to it, and a second one, or ten seconds, kills it; SIGUSR1 is passed on as often as it comes. SIGURG, which
+mpirun passes on, too, gives it SIGTERM and all the time that it needs. On several nodes it runs once on each when all
+mounts are up.
 Without --bind-to none, Open MPI gives it a single core.
 
 exit codes: that of the COMMAND (128 + N if signal N ended it, 127 not found, 126 cannot be run); otherwise
@@ -151,14 +152,14 @@ class _Request:
 def _recover(args: argparse.Namespace) -> int:
     """Save what dead jobs left on this node, and end."""
     from fanstore.core.joblock import JobDirectory
-    from fanstore.core.recovery import salvage
+    from fanstore.fuse.deadmount import take_over
 
     logging.basicConfig(format=f"{PROG}: %(message)s", level=logging.INFO)
     base = Path(tempfile.gettempdir() if args.local is None else _fill_in(args.local))
     kept: list[Path] = []
 
     def save(path: Path) -> bool:
-        saved = salvage(path)
+        saved = take_over(path)
         if not saved:
             kept.append(path)
         return saved

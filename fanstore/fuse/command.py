@@ -5,6 +5,7 @@ process group, so that it can use the terminal and a batch system reaches it lik
 """
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from typing import TypeAlias
 import trio
 
 from fanstore.errors import FanstoreError
+from fanstore.fuse.signals import SIGNAL_WITHOUT_HURRY, meant_by
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +45,16 @@ async def run_command(argv: Sequence[str], environment: Mapping[str, str], signa
     """Run the command to its end; its exit code, or 128 plus the number of the signal that ended it.
 
     ``signals`` gives the numbers of the signals that arrive. The first is passed on; a second one after
-    SAME_SIGNAL_S, or KILL_AFTER_S without one, kills the command.
+    SAME_SIGNAL_S, or KILL_AFTER_S without one, kills the command. After the signal without hurry it has all the time
+    that the batch system gives.
     """
-    try:
-        process = await trio.lowlevel.open_process(list(argv), env=dict(environment))
-    except FileNotFoundError:
-        raise CommandError(f"command '{argv[0]}' was not found", 127) from None
-    except OSError as error:
-        raise CommandError(f"command '{argv[0]}' cannot be started: {error.strerror}", 126) from None
-    with trio.open_signal_receiver(signal.SIGUSR1) as warnings:
+    with trio.open_signal_receiver(signal.SIGUSR1) as warnings:  # before the command can say that it is ready for them
+        try:
+            process = await trio.lowlevel.open_process(list(argv), env=dict(environment))
+        except FileNotFoundError:
+            raise CommandError(f"command '{argv[0]}' was not found", 127) from None
+        except OSError as error:
+            raise CommandError(f"command '{argv[0]}' cannot be started: {error.strerror}", 126) from None
         code = await _wait(process, signals, warnings)
     log.info("the command ended with %d", code)
     return code if code >= 0 else 128 - code
@@ -80,10 +83,11 @@ async def _pass_on(signals: AsyncIterator[int], process: Process) -> None:
     if number == signal.SIGINT and _terminal_tells_everybody():
         log.info("SIGINT: the terminal has given it to the command as well")
     else:
-        log.info("%s is passed on to the command", name)
-        process.send_signal(number)
+        meant = meant_by(number)
+        log.info("%s is passed on to the command%s", name, "" if meant == number else " as SIGTERM")
+        process.send_signal(meant)
     first_s = trio.current_time()
-    with trio.move_on_after(KILL_AFTER_S) as patience:
+    with trio.move_on_after(math.inf if number == SIGNAL_WITHOUT_HURRY else KILL_AFTER_S) as patience:
         while True:
             await anext(signals)
             if trio.current_time() - first_s > SAME_SIGNAL_S:

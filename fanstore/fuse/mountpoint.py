@@ -38,6 +38,10 @@ FUSERMOUNT_LIMIT_S = 30.0
 #: Seconds to try again at the end of a mount before it is detached: processes that are just ending hold it for moments.
 BUSY_PATIENCE_S = 1.0
 
+#: Seconds to try again for a mount point that another process has locked. Who removes one needs a moment, who mounts
+#: needs longer, and is reported.
+CLAIM_PATIENCE_S = 0.5
+
 # From <sys/mount.h>; the standard library has no umount.
 _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
@@ -169,6 +173,12 @@ class MountPoint:
 
     def claim(self) -> None:
         """Repair what a crash has left, create the directory if its parent exists, check it; MountError if unusable."""
+        deadline_s = time.monotonic() + CLAIM_PATIENCE_S
+        while not self._try_claim(is_last=time.monotonic() > deadline_s):
+            time.sleep(0.01)
+
+    def _try_claim(self, is_last: bool) -> bool:
+        """False if somebody else is at it, perhaps to remove it (``remove_unused``); an error if it is the last try."""
         _clear_mounts(self.path)
         try:
             os.mkdir(self.path)
@@ -183,9 +193,19 @@ class MountPoint:
             raise MountError(f"mount point {self.path} cannot be created: {error.strerror}") from None
         try:
             self._check()
+        except (BlockingIOError, FileNotFoundError):
+            self.release()
+            self.created = False  # it is, or was, that of somebody else
+            if not is_last:
+                return False
+            raise MountError(
+                f"another fanstore-mount is just starting on {self.path}: give each its own mount point, "
+                "for several on one machine with {rank} in the path"
+            ) from None
         except BaseException:
             self.remove()
             raise
+        return True
 
     def _check(self) -> None:
         if not stat.S_ISDIR(self.path.lstat().st_mode):
@@ -193,12 +213,11 @@ class MountPoint:
         try:
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self._lock).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "removed before it was locked")
             present = os.listdir(self._lock)
-        except BlockingIOError:
-            raise MountError(
-                f"another fanstore-mount is just starting on {self.path}: give each its own mount point, "
-                "for several on one machine with {rank} in the path"
-            ) from None
+        except (BlockingIOError, FileNotFoundError):
+            raise
         except OSError as error:
             raise MountError(f"mount point {self.path} cannot be read: {error.strerror}") from None
         _clear_mounts(self.path)  # again: somebody may have mounted before we had the lock
@@ -227,6 +246,21 @@ class MountPoint:
         except OSError as error:
             logger.warning("mount point %s cannot be removed: %s", self.path, error.strerror)
         self.created = False
+
+
+def remove_unused(point: Path) -> None:
+    """Remove a mount point that a killed daemon had created, unless somebody uses it again or is about to."""
+    try:
+        lock = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return  # gone
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rmdir(point)
+    except OSError as error:
+        logger.debug("%s stays: %s", point, error.strerror)
+    finally:
+        os.close(lock)
 
 
 def _clear_mounts(point: Path) -> None:

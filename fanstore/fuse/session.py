@@ -9,9 +9,11 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Never
 
 import pyfuse3
@@ -23,11 +25,11 @@ from fanstore.core.job import Job, NodeState
 from fanstore.core.joblock import JobDirectory
 from fanstore.core.node import CONFIG_FILE, Node, NodeSettings
 from fanstore.core.placement import Placement, place
-from fanstore.core.recovery import salvage
 from fanstore.core.statistics import Statistics
 from fanstore.errors import FanstoreError, MountError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.command import CommandError, check_command, run_command
+from fanstore.fuse.deadmount import record_mount, take_over
 from fanstore.fuse.firstread import read_first
 from fanstore.fuse.kernel import MountOptions, mount_kernel, mount_native, raise_kernel_limits, woken_regularly
 from fanstore.fuse.mountpoint import MountPoint, check_fuse, unmount_or_detach
@@ -106,11 +108,16 @@ class _Ended:
 def run_session(settings: MountSettings, watch: StartWatch, on_ready: Callable[[MountInfo], None]) -> int:
     """Mount, serve until the end, and clean up; the exit code. Raises FanstoreError. From the main thread only."""
     logging.getLogger("pyfuse3").addFilter(_is_worth_logging)
+    signal.signal(signal.SIGUSR1, _ignore)  # a warning for a command that does not run yet: not the end of everything
     try:
         return trio.run(_Session(settings, watch, on_ready).main)
     except BaseExceptionGroup as group:
         # Nurseries wrap what is raised in them; for the user one sentence counts.
         raise _first_expected(group) from group
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN, which the command would inherit."""
 
 
 class _Session:
@@ -220,9 +227,10 @@ class _Session:
         self._cleanup.callback(point.remove)
         base = settings.local if settings.writing is None else settings.local or settings.writing.base
         if base is not None:
-            JobDirectory.sweep(base, salvage)
+            JobDirectory.sweep(base, take_over)
             self._directory = JobDirectory(base)
             self._cleanup.callback(self._remove_directory, self._directory)
+            record_mount(self._directory.path, point)
         if settings.local is None or self._directory is None:
             return _Claim(point, None, None)
         try:

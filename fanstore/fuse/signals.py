@@ -15,20 +15,24 @@ from fanstore.errors import FanstoreError
 
 log = logging.getLogger(__name__)
 
+#: Ends a job on all of its nodes without hurry. mpirun takes SIGTERM, SIGINT and SIGHUP for itself and kills everything
+#: within half a second; this one it passes on (Open MPI 5), and programs that do not know it do not notice it.
+SIGNAL_WITHOUT_HURRY = signal.SIGURG
+
 
 class StoppedError(FanstoreError):
     """A signal ended the start; the exit code is the one that shells use."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} before the mount was up")
-        self.exit_code = 128 + number
+        self.exit_code = 128 + meant_by(number)
 
 
 class Signals(AsyncIterator[int]):
-    """The signals that arrive, and whether there was one.
+    """The signals that arrive, and whether there was one that leaves no time.
 
     Attributes:
-        seen: a signal was taken.
+        seen: a signal was taken after which a launcher kills us in a moment.
     """
 
     def __init__(self, received: AsyncIterator[int]) -> None:
@@ -37,13 +41,19 @@ class Signals(AsyncIterator[int]):
 
     async def __anext__(self) -> int:
         number = await anext(self._received)
-        self.seen = True
+        if number != SIGNAL_WITHOUT_HURRY:
+            self.seen = True
         return number
+
+
+def meant_by(number: int) -> int:
+    """The signal for the command, and for exit codes."""
+    return signal.SIGTERM if number == SIGNAL_WITHOUT_HURRY else number
 
 
 def ending_signals() -> list[int]:
     """Signals that end us; not those that whoever started us wants ignored (nohup, or & in a script)."""
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, SIGNAL_WITHOUT_HURRY)
     return [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
 
 
