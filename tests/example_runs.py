@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -43,9 +43,15 @@ EPOCHS = ("--epochs", "4")
 #: The COMMAND of a mount: a training process in the mount, with what PyTorch wants to know of its rank. It leaves its
 #: process number, which is that of its process group, and afterwards what the daemon has counted, in the directory $0.
 RANK = """
+pid= stopped=
+end_training() {
+    stopped=1
+    [ -z "$pid" ] || { kill -TERM $pid; kill -TERM -- -$pid; } 2>/dev/null
+}
+trap end_training TERM INT HUP
 (cd "$FANSTORE_MOUNT" && RANK=$FANSTORE_RANK WORLD_SIZE=$FANSTORE_SIZE exec setsid "$@") &
 pid=$!
-trap 'kill -TERM -- -$pid' TERM INT HUP
+[ -z "$stopped" ] || end_training
 echo $pid >"$0/pid$FANSTORE_RANK.tmp" && mv "$0/pid$FANSTORE_RANK.tmp" "$0/pid$FANSTORE_RANK"
 wait $pid
 code=$?
@@ -59,12 +65,8 @@ class RunError(Exception):
     """A script or a command failed; the message holds what it has printed."""
 
 
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+class Interrupted(Exception):
+    """The program was asked to end."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,12 @@ class Workbench:
         plain, prepared, output: the data, its prepared form, and what the mount saves of the scripts' outputs.
         _runs: how many there were, for names; _running: processes that were started and not waited for, a launcher
         with the directory where its ranks leave their process numbers, or a script with None.
+        _check: called while it waits; may raise.
     """
 
-    def __init__(self, work: Path, python: str) -> None:
+    def __init__(self, work: Path, python: str, check: Callable[[], None] = lambda: None) -> None:
         self.python = python
+        self._check = check
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
         self.plain, self.prepared, self.output = work / "plain", work / "data.fan", work / "output"
@@ -250,15 +254,13 @@ class Workbench:
     def end(self) -> None:
         """Whatever has happened: no process and no mount is left. Training is ended first, and its mount follows."""
         for process, ranks_in in self._running:
-            for path in ranks_in.glob("pid?") if ranks_in is not None else ():
-                with contextlib.suppress(ProcessLookupError):  # it has ended already
-                    os.killpg(int(path.read_text()), signal.SIGTERM)
-            if ranks_in is None or not list(ranks_in.glob("pid?")):
+            if not _signal_training(ranks_in, signal.SIGTERM):
                 process.terminate()
-        for process, _ in self._running:
+        for process, ranks_in in self._running:
             try:
                 process.wait(GRACE_S)
             except subprocess.TimeoutExpired:
+                _signal_training(ranks_in, signal.SIGKILL)
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._running.clear()
@@ -322,6 +324,7 @@ class Workbench:
         process, _ = self._running[0]
         deadline = time.monotonic() + LIMIT_S
         while not condition():
+            self._check()
             if time.monotonic() > deadline or (process.poll() is not None and not condition()):
                 raise RunError(f"{what} did not happen within {LIMIT_S:g} s:\n{self._evidence(output)}")
             time.sleep(0.02)
@@ -332,6 +335,17 @@ class Workbench:
 
     def _logs(self, own: Path, size: int) -> list[list[dict[str, Any]]]:
         return [json.loads((own / "samples" / f"{rank}.json").read_bytes())["epochs"] for rank in range(size)]
+
+
+def _signal_training(ranks_in: Path | None, number: int) -> bool:
+    """To the training processes of all ranks that have left their number; whether there was one alive."""
+    is_alive = False
+    for path in ranks_in.glob("pid?") if ranks_in is not None else ():
+        for send in (os.killpg, os.kill):  # for an instant it has no process group of its own yet
+            with contextlib.suppress(ProcessLookupError):
+                send(int(path.read_text()), number)
+                is_alive = True
+    return is_alive
 
 
 def counted(run: Run, rank: int) -> Reads:
@@ -443,18 +457,24 @@ def show(bench: Workbench, pair: Workbench, examples: Sequence[Example], images:
     return is_equal
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM become Interrupted, once; later ones do not disturb the cleaning up."""
+class Interruption:
+    """Takes SIGINT, SIGTERM and SIGHUP from now on, and tells of them when it is asked: never in the middle of a step.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
+    Attributes:
+        number: of the first that has come; 0 before.
+    """
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
-    yield
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number
+
+    def check(self) -> None:
+        if self.number:
+            raise Interrupted
 
 
 def main() -> int:
@@ -465,16 +485,16 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=2, help="runs in each place, for the speed (default: 2)")
     arguments = parser.parse_args()
     chosen = [example for example in ALL if not arguments.only or example.name in arguments.only]
+    interruption = Interruption()
     os.environ.setdefault(leftovers.MARK_VARIABLE, f"examples-{os.getpid()}")
     work = Path(tempfile.mkdtemp(prefix="fanstore-examples.")).resolve()
-    one, two = (Workbench(work / name, arguments.python) for name in ("one", "two"))
+    one, two = (Workbench(work / name, arguments.python, interruption.check) for name in ("one", "two"))
     code = 1
     try:
-        with interruptible():
-            code = 0 if show(one, two, chosen, arguments.images, arguments.repeat) else 1
+        code = 0 if show(one, two, chosen, arguments.images, arguments.repeat) else 1
         print("\nall equal" if code == 0 else "\nsomething is DIFFERENT", flush=True)
-    except Interrupted as interrupted:
-        code = 128 + interrupted.number
+    except Interrupted:
+        code = 128 + interruption.number
     except RunError as error:
         print(f"examples: error: {error}", file=sys.stderr)
     finally:
