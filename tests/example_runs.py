@@ -37,6 +37,9 @@ GRACE_S = 30.0
 #: Peers may take so long to answer: on a busy machine the default is too short for an honest one.
 PEER_TIMEOUT_S = 60.0
 
+#: Bytes of TMPDIR: the paths of sockets are limited to 107, and PyTorch waits for ever when it cannot make one.
+MAX_TMPDIR = 45
+
 #: How long two nodes train: long enough to be killed in the middle.
 EPOCHS = ("--epochs", "4")
 
@@ -203,7 +206,7 @@ class Workbench:
         """In the plain directory, or on other data; with several ranks as torchrun would start them."""
         own = self._new_directory()
         command = [*self._script(example, own, data), *arguments]
-        environment = self._environment(own)
+        environment = self._environment()
         outputs = [own / f"output{rank}" for rank in range(size)]
         for rank in range(size):
             self._start(command, outputs[rank], self.plain, environment | {"RANK": str(rank), "WORLD_SIZE": str(size)})
@@ -227,7 +230,7 @@ class Workbench:
         command += ["--peer-timeout", str(PEER_TIMEOUT_S), *options, "--", "sh", "-c", RANK, own]
         command += [*self._script(example, own), *arguments]
         output = own / "output0"
-        self._start(command, output, own, self._environment(own), ranks_in=own)
+        self._start(command, output, own, self._environment(), ranks_in=own)
         if kill_after:
             self._poll(lambda: kill_after in output.read_text(), f"'{kill_after}'", output)
             os.killpg(int((own / f"pid{size - 1}").read_text()), signal.SIGKILL)
@@ -284,12 +287,12 @@ class Workbench:
         command: list[str | Path] = [self.python, EXAMPLES / f"{example.name}.py", data or example.data]
         return [*command, "--output-dir", f"run/{example.name}", "--sample-log", own / "samples"]
 
-    def _environment(self, own: Path) -> dict[str, str]:
-        """For a run: its own directory for temporary files, and where the ranks of PyTorch meet."""
+    def _environment(self) -> dict[str, str]:
+        """For a run: where the ranks of PyTorch meet."""
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        return {**os.environ, **meeting, "TMPDIR": str(own)}
+        return {**os.environ, **meeting}
 
     def _start(
         self,
@@ -326,7 +329,7 @@ class Workbench:
         while not condition():
             self._check()
             if time.monotonic() > deadline or (process.poll() is not None and not condition()):
-                raise RunError(f"{what} did not happen within {LIMIT_S:g} s:\n{self._evidence(output)}")
+                raise RunError(f"{what} has not come (limit: {LIMIT_S:g} s):\n{self._evidence(output)}")
             time.sleep(0.02)
 
     def _evidence(self, output: Path) -> str:
@@ -484,10 +487,13 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=1000, help="number of images (default: 1000)")
     parser.add_argument("--repeat", type=int, default=2, help="runs in each place, for the speed (default: 2)")
     arguments = parser.parse_args()
+    if len(tempfile.gettempdir()) > MAX_TMPDIR:
+        parser.error(f"TMPDIR is too long for the sockets that PyTorch makes there (at most {MAX_TMPDIR} bytes)")
     chosen = [example for example in ALL if not arguments.only or example.name in arguments.only]
     interruption = Interruption()
     os.environ.setdefault(leftovers.MARK_VARIABLE, f"examples-{os.getpid()}")
     work = Path(tempfile.mkdtemp(prefix="fanstore-examples.")).resolve()
+    os.environ["TMPDIR"] = str(work)  # mpirun leaves files there when it is killed
     one, two = (Workbench(work / name, arguments.python, interruption.check) for name in ("one", "two"))
     code = 1
     try:

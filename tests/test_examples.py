@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,27 +128,34 @@ def test_failing_script_is_an_error_with_its_output(tmp_path: Path) -> None:
     bench.end()
 
 
+def interrupt(log: Path, number: signal.Signals, mounts: int, *arguments: str) -> None:
+    """End the program while so many mounts are there, and look for what it leaves."""
+    directory = Path(tempfile.mkdtemp(prefix="ex"))  # a short name, for the sockets below it
+    with (
+        open(log, "wb") as output,
+        subprocess.Popen(
+            [sys.executable, example_runs.__file__, *arguments],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(directory)},
+        ) as program,
+    ):
+        try:
+            wait_until(lambda: len(leftovers.mounts_below(directory)) == mounts, f"{mounts} mounts", log.read_text, 100)
+        finally:
+            program.send_signal(number)
+            code = program.wait(60)
+    assert code == 128 + number, log.read_text()
+    assert "left behind" not in log.read_text()
+    assert leftovers.mounts_below(directory) == []
+    assert leftovers.processes_of(None, directory) == []
+    directory.rmdir()  # empty
+
+
 @needs_fuse
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_program_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """While something is mounted."""
-    command = [sys.executable, example_runs.__file__, "--only", "npy_mmap", "--repeat", "1000"]
-    with open(tmp_path / "output", "wb") as output:
-        temporary = tmp_path / "temporary"
-        temporary.mkdir()
-        environment = {**os.environ, "TMPDIR": str(temporary)}
-        with subprocess.Popen(command, stdout=output, stderr=output, env=environment) as program:
-            evidence = (tmp_path / "output").read_text
-            try:
-                wait_until(lambda: bool(leftovers.mounts_below(temporary)), "a mount", evidence)
-            finally:
-                program.send_signal(number)
-                code = program.wait(60)
-    assert code == 128 + number, evidence()
-    assert list(temporary.iterdir()) == []
-    assert leftovers.mounts_below(temporary) == []
-    assert leftovers.processes_of(None, temporary) == []
-    assert "left behind" not in evidence()
+    interrupt(tmp_path / "log", number, 1, "--only", "npy_mmap", "--repeat", "1000")
 
 
 # --- with frameworks ---
@@ -196,3 +204,10 @@ def test_killed_and_resumed_on_two_nodes(images: Workbench) -> None:
     resumed = example_runs.kill_and_resume(images)
     assert min(resumed.losses) > 1, "not from the beginning"
     assert resumed.same_as(plain)
+
+
+@needs_jobs
+@needs_frameworks
+def test_interrupted_job_leaves_nothing(tmp_path: Path) -> None:
+    arguments = ("--only", "torch_images", "--images", "40", "--repeat", "1", "--python", PYTHON)
+    interrupt(tmp_path / "log", signal.SIGINT, 2, *arguments)
