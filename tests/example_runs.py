@@ -411,7 +411,7 @@ def partitions_as_shards(bench: Workbench) -> bool:
 def two_nodes(bench: Workbench) -> bool:
     """Two daemons, two training ranks: where the bytes came from; then killed and resumed."""
     plain = bench.run_plain(TORCH, *EPOCHS, size=2)
-    mounted = bench.run_mounted(TORCH, "--epochs", "1", size=2)
+    mounted = run_to_count(bench)
     all_equal = mounted.same_as(plain)
     row("rank", "samples read", "predicted reads", "counted reads", "result")
     row("---", "--:", "---", "---", "---")
@@ -431,6 +431,25 @@ def two_nodes(bench: Workbench) -> bool:
         f"samples and loss {verdict(resumed.same_as(plain))}"
     )
     return all_equal and resumed.same_as(plain)
+
+
+def run_to_count(bench: Workbench) -> Run:
+    """One epoch on two nodes, if possible while nobody drops the page cache of the machine, as benchmarks do.
+
+    What is dropped before it was used is read again, and counted again. Tried three times; then the last run counts.
+    """
+    for _ in range(3):
+        before = cache_drops()
+        run = bench.run_mounted(TORCH, "--epochs", "1", size=2)
+        if cache_drops() == before:
+            break
+    return run
+
+
+def cache_drops() -> int:
+    """How often somebody has written to /proc/sys/vm/drop_caches since the machine was started."""
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("drop_pagecache "))
 
 
 def kill_and_resume(bench: Workbench) -> Run:

@@ -186,7 +186,7 @@ def test_partitions_are_shards(everything: Workbench) -> None:
 @needs_frameworks
 def test_two_nodes_read_what_placement_predicts(images: Workbench) -> None:
     plain = images.run_plain(TORCH, "--epochs", "1", size=2)
-    mounted = images.run_mounted(TORCH, "--epochs", "1", size=2)
+    mounted = example_runs.run_to_count(images)
     assert mounted.same_as(plain)
     training = [{name for name in mounted.samples(rank) if name.startswith("train/")} for rank in range(2)]
     assert [len(names) for names in training] == [160, 160] and not training[0] & training[1], "half of the data each"
