@@ -14,7 +14,7 @@ from conftest import fanstore_command
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "scripts"
-SHELL_SCRIPTS = [SCRIPTS / "setup", SCRIPTS / "test", SCRIPTS / "demo", ROOT / ".ci" / "run"]
+SHELL_SCRIPTS = [*(SCRIPTS / name for name in ("setup", "test", "demo", "examples")), ROOT / ".ci" / "run"]
 
 #: Programs that scripts/setup itself uses; a machine that has only these lacks everything that FanStore needs.
 COREUTILS = ("bash", "cat", "dirname", "env", "find", "flock", "mktemp", "rm", "sha256sum", "sort", "tail", "xargs")
@@ -46,7 +46,7 @@ def test_script_is_executable_and_parses(script: Path) -> None:
         assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize("script", ["setup", "demo"])
+@pytest.mark.parametrize("script", ["setup", "demo", "examples"])
 def test_help_and_wrong_usage(script: str) -> None:
     shown = run(SCRIPTS / script, "--help")
     assert shown.returncode == 0
