@@ -7,8 +7,7 @@ mounts, so that a job finds what it finds on a cluster: the same path is another
 node is not seen by another, and what a node has left behind can be told. The directory of the cluster is the same on
 all hosts: it is their shared file system. All is ended with the first process of each host.
 
-Needs root, and Debian's packages PACKAGES: ``python tests/slurm_cluster.py install`` installs what is missing, without
-starting anything. Used by test_slurm.py, on the thread of the test.
+Needs root, and Debian's packages PACKAGES, which packages.py installs. Used by test_slurm.py, on the thread of the test.
 """
 
 import contextlib
@@ -19,7 +18,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,9 +38,6 @@ CPUS, GPUS = 32, 4
 
 #: Seconds between SIGTERM and SIGKILL for a job that is cancelled; Slurm's default.
 KILL_WAIT_S = 30
-
-_POLICY = Path("/usr/sbin/policy-rc.d")
-_INSTALL_LIMIT_S = 600.0
 
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -119,27 +114,6 @@ def problem() -> str:
         timeout=LIMIT_S,
     )
     return f"no network namespaces here: {tried.stderr.strip()}" if tried.returncode else ""
-
-
-def install() -> None:
-    """Install what is missing of PACKAGES. Their services are not to run: the tests start their own daemons."""
-    if all(shutil.which(program) for program in _PROGRAMS):
-        return
-    added = not _POLICY.exists()
-    if added:
-        _POLICY.write_text("#!/bin/sh\nexit 101\n")  # Debian's way to say that nothing may be started
-        _POLICY.chmod(0o755)
-    try:
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
-        apt = ["apt-get", "-y", "-qq", "-o", "DPkg::Lock::Timeout=300"]
-        command = [*apt, "install", "--no-install-recommends", *PACKAGES]
-        if subprocess.run(command, env=environment, capture_output=True, timeout=_INSTALL_LIMIT_S).returncode:
-            # The package lists are absent or older than the archive.
-            subprocess.run([*apt, "update"], env=environment, check=True, timeout=_INSTALL_LIMIT_S)
-            subprocess.run(command, env=environment, check=True, timeout=_INSTALL_LIMIT_S)
-    finally:
-        if added:
-            _POLICY.unlink()
 
 
 def proctrack() -> str:
@@ -451,9 +425,3 @@ def slurm_cluster(
         yield cluster
     finally:
         cluster.stop()
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] != ["install"]:
-        sys.exit(f"usage: {sys.argv[0]} install")
-    install()

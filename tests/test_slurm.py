@@ -2,7 +2,7 @@
 
 The cluster is slurm_cluster.py's: every node has its own name, address, /tmp, mounts and processes. The program
 (slurm_train.py) notes in a file of its own which checkpoints it may rely on. Skipped where Slurm is not installed,
-unless FANSTORE_TEST_SLURM=1 says that it must be (python tests/slurm_cluster.py install).
+unless FANSTORE_TEST_SLURM=1 says that it must be (python tests/packages.py installs it).
 """
 
 import contextlib
