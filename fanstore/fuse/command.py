@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import trio
 
+from fanstore.core.events import NOTABLE
 from fanstore.errors import FanstoreError
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ async def run_command(argv: Sequence[str], environment: Mapping[str, str], signa
         raise CommandError(f"command '{argv[0]}' cannot be started: {error.strerror}", 126) from None
     with trio.open_signal_receiver(signal.SIGUSR1) as warnings:
         code = await _wait(process, signals, warnings)
-    log.info("the command ended with %d", code)
+    log.info("the command ended with %d", code, extra=NOTABLE)
     return code if code >= 0 else 128 - code
 
 
@@ -80,7 +81,7 @@ async def _pass_on(signals: AsyncIterator[int], process: Process) -> None:
     if number == signal.SIGINT and _terminal_tells_everybody():
         log.info("SIGINT: the terminal has given it to the command as well")
     else:
-        log.info("%s is passed on to the command", name)
+        log.info("%s is passed on to the command", name, extra=NOTABLE)
         process.send_signal(number)
     first_s = trio.current_time()
     with trio.move_on_after(KILL_AFTER_S) as patience:
