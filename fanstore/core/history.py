@@ -6,6 +6,7 @@ days a few an hour, and neither has more than SAMPLES_MOST. Trio thread only.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -97,4 +98,4 @@ class History:
         """Check the invariants; for tests."""
         assert 1 <= len(self._samples) <= SAMPLES_MOST + 1
         assert self._samples[0] == Sample(0.0)
-        assert all(a.at_s <= b.at_s for a, b in zip(self._samples, self._samples[1:], strict=False))
+        assert all(a.at_s <= b.at_s for a, b in itertools.pairwise(self._samples))

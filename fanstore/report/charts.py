@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fanstore.report.figures import Matrix
-from fanstore.report.markup import decimal_ticks, escape, moment, size, span, time_label, time_ticks
+from fanstore.report.markup import decimal_ticks, escape, moment, short_count, size, span, time_label, time_ticks
 
 #: Of a drawing, in its own units.
 _WIDTH, _HEIGHT = 1000.0, 200.0
@@ -84,13 +84,13 @@ def bars(name: str, bounds_ns: Sequence[int], counts: Sequence[int], style: str)
                 f'<rect class="area {style}" x="{place * width + 0.06 * width:.1f}" y="{_HEIGHT - height:.1f}" '
                 f'width="{0.88 * width:.1f}" height="{height:.1f}"><title>{escape(text)}</title></rect>'
             )
-    step = max(1, math.ceil(len(shown) / 6))
+    step = max(1, math.ceil(len(shown) / 5))
     x_labels = [
         (100 * (place + 1) / len(shown), span(bounds_ns[number]))
         for place, number in enumerate(shown)
         if place % step == step - 1 and number < len(bounds_ns)
     ]
-    y_labels = [(100 * (power + 0.3) / (decades + 0.3), f"{10**power:,}") for power in range(decades + 1)]
+    y_labels = [(100 * (power + 0.3) / (decades + 0.3), short_count(10**power)) for power in range(decades + 1)]
     return _frame(name, "".join(shapes), x_labels, y_labels)
 
 
@@ -135,11 +135,13 @@ def heat_map(name: str, matrix: Matrix) -> str:
     labels = [(100 * (number + 0.5) / count, escape(matrix.labels[number])) for number in range(0, count, step)]
     across = "".join(f'<span style="left:{place:.2f}%">{text}</span>' for place, text in labels)
     down = "".join(f'<span style="top:{place:.2f}%">{text}</span>' for place, text in labels)
+    side = count * cell if count <= _WRITTEN_MOST else min(count * 34, 640)
+    title = "→ from rank &nbsp; ↓ fetched by rank"
     return (
-        f'<div class="heat" style="max-width:{min(max(count * 34, count * cell if cell > 10 else 0), 640) + 40}px">'
-        f'<p class="axis-title">from rank</p><div class="square"><div class="x">{across}</div>'
-        f'<div class="y">{down}</div><svg viewBox="0 0 {count * cell} {count * cell}" role="img" '
-        f'aria-label="{escape(name)}">{"".join(shapes)}</svg></div></div>'
+        f'<div class="heat" style="max-width:{side + 40}px"><p class="axis-title">{title}</p><div class="square">'
+        f'<div class="x">{across}</div><div class="y">{down}</div>'
+        f'<svg viewBox="0 0 {count * cell} {count * cell}" role="img" aria-label="{escape(name)}">'
+        f"{''.join(shapes)}</svg></div></div>"
     )
 
 

@@ -154,7 +154,7 @@ def matrix(nodes: Sequence[Node]) -> Matrix:
     if group == 1:
         return Matrix([str(rank) for rank in range(size)], cells)
     starts = range(0, size, group)
-    return Matrix([f"{start}–{min(start + group, size) - 1}" for start in starts], cells)  # noqa: RUF001 -- an en dash
+    return Matrix([f"{start}-{min(start + group, size) - 1}" for start in starts], cells)
 
 
 def flows(nodes: Sequence[Node], most: int) -> list[tuple[int, int, int]]:

@@ -20,13 +20,23 @@ def escape(value: object) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """As fanstore-stat has it: MB/s, of 10^6 bytes."""
+    """As fanstore-stat has it: MB/s, of 10^6 bytes; GB/s where that is much shorter."""
     value = bytes_per_s / 1e6
     if value == 0:
         return "0 MB/s"
+    if value >= 9999.5:
+        return f"{value / 1e3:.3g} GB/s" if value < 999_500 else f"{value / 1e3:,.0f} GB/s"
     if value >= 9.95:
         return f"{value:,.0f} MB/s"
     return f"{value:.1f} MB/s" if value >= 0.05 else f"{value:.2g} MB/s"
+
+
+def short_count(count: int) -> str:
+    """A power of ten, short enough for an axis: ``100``, ``10 k``, ``100 M``."""
+    for unit, factor in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= factor:
+            return f"{count // factor} {unit}"
+    return str(count)
 
 
 def share(part: float, whole: float) -> str:

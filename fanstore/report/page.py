@@ -21,7 +21,7 @@ from fanstore.units import format_count, format_duration
 
 #: What the sources are, in words.
 SOURCE_WORDS = {
-    "local": "this node's disk",
+    "local": "the node's own disk",
     "cache": "memory cache",
     "remote": "another node",
     "shared": "shared file system",
@@ -209,8 +209,8 @@ def _traffic(nodes: Sequence[Node]) -> Iterator[str]:
     yield _note(
         "Each row is a rank that fetched, each column the rank it fetched from; the stronger the colour, the more. "
         "Files are spread evenly, so that the square should be evenly coloured but for its diagonal. <b>Bad</b> would "
-        "be a column that stands out (one node serves all the others: too few copies, see --replicas) or an empty row "
-        "or column (a node that is lost, or whose copying failed)."
+        "be a column that stands out (one node serves all the others: too few copies, see <code>--replicas</code>) or "
+        "an empty row or column (a node that is lost, or whose copying failed)."
     )
 
 
@@ -230,10 +230,10 @@ def _latency(nodes: Sequence[Node]) -> Iterator[str]:
         yield charts.bars(f"histogram of {what}", bounds, counts, style)
         yield f'<div class="tiles">{_percentiles(nodes, name, bounds, counts)}</div>'
     yield _note(
-        "How many (upwards) took how long (to the right); every line is ten times as many, every bar twice as long a "
-        "time. From disk or memory some 10 to 1,000 µs are usual, from another node some more. <b>Bad</b> would be a "
-        "second hill far to the right: a disk or a network that is slow now and then, or reads that wait for the "
-        "shared file system."
+        "How many (upwards) took how long (to the right); every line is ten times as many (1 k is 1,000), every bar "
+        "twice as long a time. From disk or memory some 10 to 1,000 µs are usual, from another node some more. "
+        "<b>Bad</b> would be a second hill far to the right: a disk or a network that is slow now and then, or reads "
+        "that wait for the shared file system."
     )
 
 
@@ -248,9 +248,19 @@ def _percentiles(nodes: Sequence[Node], name: str, bounds: Sequence[int], counts
 
 
 def _memory(nodes: Sequence[Node], course: Course) -> Iterator[str]:
-    if not course.ends_s:
+    if course.ends_s:
+        yield from _memory_pictures(nodes, course)
+    else:
         yield _nothing("No node has told its figures over time.")
-        return
+    yield _note(
+        "Resident memory of the daemon (index, caches, and pages of local copies that other nodes have read, which the "
+        "kernel takes back when it needs them) and what is in its caches. <b>Bad</b> would be memory that grows "
+        "without end: a limit of the batch system would end the job. A cache that is full is no fault; it then lets go "
+        "of what was not read for longest. The kernel's page cache is not in it."
+    )
+
+
+def _memory_pictures(nodes: Sequence[Node], course: Course) -> Iterator[str]:
     capacity = max((int(node["cache_capacity_bytes"]) for node in figures.has_told(nodes)), default=0)
     several = len(nodes) > 1
     pictures = {
@@ -270,12 +280,6 @@ def _memory(nodes: Sequence[Node], course: Course) -> Iterator[str]:
         yield charts.lines(title, course.ends_s, bands, ticks, size, limit)
         yield "</div>"
     yield "</div>"
-    yield _note(
-        "Resident memory of the daemon (index, caches, and pages of local copies that other nodes have read, which the "
-        "kernel takes back when it needs them) and what is in its caches. <b>Bad</b> would be memory that grows "
-        "without end: a limit of the batch system would end the job. A cache that is full is no fault; it then lets go "
-        "of what was not read for longest. The kernel's page cache is not in it."
-    )
 
 
 def _outputs(data: Mapping[str, Any], course: Course) -> Iterator[str]:
@@ -304,7 +308,7 @@ def _outputs(data: Mapping[str, Any], course: Course) -> Iterator[str]:
         ("Bytes that wait", course.pending_bytes, binary_ticks, size),
     )
     yield '<div class="pair">'
-    for title, values_, make_ticks, write in pictures:
+    for title, values_, make_ticks, write in pictures if course.ends_s else ():
         band = Band("pending", "waiting", values_)
         ticks = make_ticks(max(*values_, 1.0))
         yield f"<div><h3>{title}</h3>{charts.stacked(title, course.ends_s, [band], ticks, write)}</div>"
@@ -313,7 +317,8 @@ def _outputs(data: Mapping[str, Any], course: Course) -> Iterator[str]:
         f"Files that programs have written and that do not stand in {escape(data['config']['output'])} yet; the "
         "highest number in each interval. Hills that go down again are checkpoints on their way. <b>Bad</b> would be a "
         "level that only rises (the shared file system is full, or slower than the job writes) or that is not 0 at the "
-        "end: these files are on the nodes' disks, and the next fanstore-mount there, or --recover, saves them."
+        "end: these files are on the nodes' disks, and the next fanstore-mount there, or <code>--recover</code>, saves "
+        "them."
     )
 
 
