@@ -9,6 +9,12 @@ from typing import Any
 
 BOUNDS_NS = [1 << power for power in range(10, 35)]
 
+#: Sections of the page, in order.
+SECTIONS = ["glance", "throughput", "sources", "traffic", "latency", "memory", "outputs", "events", "nodes", "about"]
+
+#: A name that wants to be more than text.
+HOSTILE = '<script>alert("x")</script>\' onload=alert(1) \u202e\x1b[31m\udcff&amp;'
+
 SOURCES = ("local", "remote", "shared", "cache")
 
 

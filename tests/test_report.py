@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_data import SOURCES, make_idle_node, make_job
+from report_data import HOSTILE, SECTIONS, SOURCES, make_idle_node, make_job
 
 from fanstore.report import figures, markup
 from fanstore.report.files import replace_file
 from fanstore.report.findings import findings
 from fanstore.report.page import report_page
-
-SECTIONS = ["glance", "throughput", "sources", "traffic", "latency", "memory", "outputs", "events", "nodes", "about"]
-
-HOSTILE = '<script>alert("x")</script>\' onload=alert(1) \u202e\x1b[31m\udcff&amp;'
 
 
 class Page(html.parser.HTMLParser):

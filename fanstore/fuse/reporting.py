@@ -34,7 +34,7 @@ METRICS_S = 15.0
 #: Seconds between two versions of the report while the job runs: what is left of a job that was killed.
 REPORT_S = 60.0
 #: Seconds for the last account of a node to be taken; after a signal, when the launcher gives a quarter of a second.
-ACCOUNT_LIMIT_S, HURRIED_LIMIT_S = 3.0, 0.05
+ACCOUNT_LIMIT_S, HURRIED_LIMIT_S = 5.0, 0.05
 #: Seconds for the last version of the report to be written.
 END_LIMIT_S = 10.0
 
