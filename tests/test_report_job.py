@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakePrepared, fanstore_command
+from conftest import MakePrepared
 from jobs import ULFM, Job, StartJob, needs_jobs, needs_strace
 from mounting import Mount, command, needs_fuse, wait_until
 from report_data import SECTIONS
@@ -205,7 +205,6 @@ def test_of_commands_that_end_at_different_times(tmp_path: Path, prepared: Path,
         cat "$FANSTORE_MOUNT"/file-* > /dev/null
         if [ $FANSTORE_RANK = 1 ]; then exit 3; fi
         until grep -q 'ended with 3' {shlex.quote(str(tmp_path))}/job-0/log1; do sleep 0.05; done
-        {shlex.quote(fanstore_command("stat"))} "$FANSTORE_MOUNT" --html {shlex.quote(str(tmp_path))}/live.html
     """
     job = start_job(prepared, 2, "--report", page, command=["sh", "-c", script], wait=False)
     assert job.wait_end() == 3, job.evidence()
@@ -214,7 +213,6 @@ def test_of_commands_that_end_at_different_times(tmp_path: Path, prepared: Path,
     assert "ended with exit code 3" in words["head"]
     assert format_bytes(2 * FILES * FILE_BYTES) in words["glance"]
     assert "the command ended with 3" in words["events"] and "the command ended with 0" in words["events"]
-    assert (tmp_path / "live.html").exists()
 
 
 @needs_jobs

@@ -131,7 +131,7 @@ def heat_map(name: str, matrix: Matrix) -> str:
             if count <= _WRITTEN_MOST:
                 middle = f'x="{(column + 0.5) * cell:g}" y="{(row + 0.5) * cell + 5:g}"'
                 shapes.append(f'<text class="t{shade}" {middle}>{escape(size(value))}</text>')
-    step = next(step for step in (1, 2, 4, 8, 16) if count / step <= 16)
+    step = next(step for step in (1, 2, 4, 8, 16) if count / step <= 9)
     labels = [(100 * (number + 0.5) / count, escape(matrix.labels[number])) for number in range(0, count, step)]
     across = "".join(f'<span style="left:{place:.2f}%">{text}</span>' for place, text in labels)
     down = "".join(f'<span style="top:{place:.2f}%">{text}</span>' for place, text in labels)
