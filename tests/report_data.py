@@ -129,7 +129,7 @@ def make_node(rank: int, size: int, duration_s: float, samples: int, numbers: ra
         "events": [
             [0.2, "info", "staging", "staging began: 8 partitions, 9.31 GiB"],
             [0.9, "info", "mount", "mounted /shared/datasets/imagenet.fan on /tmp/imagenet"],
-            [round(duration_s / 8, 1), "info", "staging", "staged 8 of 8 partitions in /local/ssd"],
+            [round(duration_s / 8, 1), "info", "staging", "staging ended: 8 of 8 partitions are on this node's disk"],
         ],
         "events_left_out": 0,
     }

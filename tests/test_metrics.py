@@ -4,23 +4,17 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from conftest import MakePrepared
 from mounting import Mount, command, needs_fuse, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+from publishing import follow
 
-from fanstore.core.job import Job
-from fanstore.core.node import Node, NodeSettings
-from fanstore.core.placement import place
-from fanstore.core.reader import Verify
 from fanstore.core.statistics import Source, Statistics
-from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.reporting import METRICS_S, Publishing, Reporting
 from fanstore.report.metrics import metrics_text
 
@@ -129,6 +123,12 @@ def test_values_and_their_names() -> None:
     assert below("17.179869184") == 4, "one took longer than all bounds"
 
 
+def test_every_metric_is_documented() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "operations.md").read_text()
+    for name in re.findall(r"^# TYPE (\S+)", metrics_text(facts()), re.M):
+        assert f"`{name}`" in text, f"docs/operations.md does not explain {name}"
+
+
 def test_a_lone_daemon_has_no_peers_and_no_outputs() -> None:
     text = metrics_text(facts())
     lone = facts()
@@ -153,23 +153,6 @@ def test_labels_may_hold_anything() -> None:
     )
 
 
-def lone_node(prepared: Path, statistics: Statistics, reporting: Reporting) -> tuple[Node, Job]:
-    dataset = PreparedDataset.open(prepared)
-    parts = dataset.manifest.partitions
-    placement = place([part.bytes for part in parts], [part.everywhere for part in parts], [0], 1)
-    config = {"fanstore": "0", "mountpoint": "/m", "prepared": str(prepared), "rank": 0, "size": 1, "local": None}
-    config |= {
-        "codec": "none",
-        "partitions": 1,
-        "replicas": 1,
-        "engine": "python",
-        "totals": asdict(dataset.manifest.totals),
-    }
-    job = Job(None)
-    settings = NodeSettings(1 << 20, Verify.FIRST, 2.0)
-    return Node(dataset, job, placement, None, settings, statistics, lambda: config, reporting.events), job
-
-
 @pytest.fixture
 def small(tmp_path: Path, make_prepared: MakePrepared) -> Path:
     source = tmp_path / "source"
@@ -177,28 +160,6 @@ def small(tmp_path: Path, make_prepared: MakePrepared) -> Path:
     for number in range(4):
         (source / f"file-{number}").write_bytes(os.urandom(40_000))
     return make_prepared(source, partitions=2, quiet=True)
-
-
-def follow(
-    tmp_path: Path, small: Path, publishing: Publishing, scenario: Callable[[Reporting, Statistics], Any]
-) -> Reporting:
-    """Run what a daemon publishes on a clock that jumps over all waiting, beside a scenario."""
-    statistics = Statistics()
-    reporting = Reporting(publishing, statistics)
-    node, job = lone_node(small, statistics, reporting)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(reporting.run, node, job)
-            await scenario(reporting, statistics)
-            nursery.cancel_scope.cancel()
-
-    reporting.open()
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001))
-    reporting.settle()
-    reporting.close()
-    node.close()
-    return reporting
 
 
 #: Turns of waiting for a file; each takes a millisecond, and on the clock that jumps a second.
@@ -233,7 +194,7 @@ def test_the_file_is_written_again_and_again_and_goes_at_the_end(tmp_path: Path,
             await wait_reads(target, count)
             look()
 
-    follow(tmp_path, small, Publishing(metrics=target), scenario)
+    follow(small, Publishing(metrics=target), scenario)
     assert seen == [{"node.prom"}] * 3, "nothing else that a collector could take for metrics"
     assert not target.exists()
     assert [path.name for path in tmp_path.iterdir() if "prom" in path.name] == []
@@ -259,7 +220,7 @@ def test_a_file_that_cannot_be_written_is_said_once(
         statistics.sources[Source.LOCAL].reads = 4
         await wait_reads(target, 4)
 
-    reporting = follow(tmp_path, small, Publishing(metrics=target), scenario)
+    reporting = follow(small, Publishing(metrics=target), scenario)
     assert reporting.events.warnings == 1
 
 

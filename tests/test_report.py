@@ -91,7 +91,7 @@ def test_jobs_of_all_sizes(size: int) -> None:
     else:
         assert markup.size(max(figures.flows(data["nodes"], 1))[0]) in page.sections["traffic"]
     assert "node0101" in page.sections["nodes"]
-    assert "staged 8 of 8 partitions" in page.sections["events"]
+    assert "staging ended: 8 of 8 partitions" in page.sections["events"]
 
 
 @pytest.mark.parametrize("duration_s", [0.05, 0.9, 7, 59, 3000, 90_000, 6 * 86_400, 400 * 86_400])

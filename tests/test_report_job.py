@@ -6,15 +6,20 @@ import os
 import re
 import shlex
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from conftest import MakePrepared
 from jobs import ULFM, Job, StartJob, needs_jobs, needs_strace
 from mounting import Mount, command, needs_fuse, wait_until
+from publishing import follow
 from report_data import SECTIONS
 
+from fanstore.core.statistics import Source, Statistics
+from fanstore.fuse.reporting import REPORT_S, Publishing, Reporting
 from fanstore.report import figures
 from fanstore.units import format_bytes
 
@@ -82,7 +87,7 @@ def test_of_one_node(tmp_path: Path, prepared: Path, mount: Mount) -> None:
     assert "ended with exit code 0" in words["head"]
     assert "No read failed. All 4 copies of partitions were made" in words["glance"]
     assert "All outputs are saved." in words["glance"]
-    for event in ("mounted ", "staging began: 4 partitions", "staged 4 of 4 partitions", "SIGTERM: ending"):
+    for event in ("mounted ", "staging began: 4 partitions", "staging ended: 4 of 4 partitions", "SIGTERM: ending"):
         assert event in words["events"]
     assert f"the node's own disk {format_bytes(FILES * FILE_BYTES)} 100 %" in words["sources"]
     assert oct(page.stat().st_mode & 0o777) == oct(0o666 & ~umask())
@@ -121,6 +126,43 @@ def test_of_a_command_that_cannot_be_run(tmp_path: Path, prepared: Path, mount: 
     assert mounted.wait_end() == 126
     mounted.check_clean()
     assert "ended by an error" in sections(page)["head"]
+
+
+def test_while_the_job_runs_and_if_it_cannot_be_written(
+    tmp_path: Path, prepared: Path, expect_warnings: Callable[..., None]
+) -> None:
+    """Every minute; what is there is replaced as a whole; a full disk is said once and ends nothing."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    page = folder / "report.html"
+    expect_warnings(r"cannot write .*report.html: No such file or directory")
+
+    def state() -> str:
+        return sections(page)["head"] if page.exists() else "none"
+
+    async def wait_for(condition: Callable[[], bool]) -> None:
+        for _ in range(60_000):  # a millisecond each
+            if condition():
+                return
+            await trio.sleep(1)
+        pytest.fail(f"it never came to that: {state()}")
+
+    async def scenario(reporting: Reporting, statistics: Statistics) -> None:
+        await wait_for(page.exists)
+        assert "running" in state()
+        statistics.sources[Source.SHARED].bytes = 123 << 20
+        await wait_for(lambda: "123 MiB" in sections(page)["glance"])
+        folder.rename(tmp_path / "away")
+        await wait_for(lambda: reporting.events.warnings == 1)
+        await trio.sleep(10 * REPORT_S)
+        folder.mkdir()
+        await wait_for(page.exists)
+        reporting.code = 0
+
+    reporting = follow(prepared, Publishing(report=page), scenario)
+    assert reporting.events.warnings == 1
+    assert "ended with exit code 0" in state() and "cannot write" in sections(page)["events"]
+    assert [path.name for path in folder.iterdir()] == ["report.html"]
 
 
 def check_traffic(job: Job, pages: list[Path]) -> None:
@@ -166,7 +208,7 @@ def test_of_two_ranks(tmp_path: Path, prepared: Path, start_job: StartJob) -> No
     assert "nodes 2 started" in words["head"] and "ended with exit code 0" in words["head"]
     assert format_bytes(sum(before.values())) in words["sources"], "both ranks are in it"
     assert words["nodes"].count(" done ") >= 2
-    assert "staged 2 of 2 partitions" in words["events"]
+    assert "ranks 0, 1 info staging staging ended: 2 of 2 partitions" in words["events"]
     assert list(tmp_path.glob("*.prom")) == []
 
 

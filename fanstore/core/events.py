@@ -76,6 +76,14 @@ class Events(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.WARNING and not getattr(record, "notable", False):
             return
+        try:
+            text = record.getMessage()
+        except Exception:
+            self.handleError(record)  # as every handler does: a fault in a message must not become one of its writer
+            return
+        self._keep(record, text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…")
+
+    def _keep(self, record: logging.LogRecord, text: str) -> None:
         if record.levelno >= logging.ERROR:
             level = "error"
             self.errors += 1
@@ -84,9 +92,6 @@ class Events(logging.Handler):
             self.warnings += 1
         else:
             level = "info"
-        text = record.getMessage()
-        if len(text) > LONGEST_TEXT:
-            text = text[: LONGEST_TEXT - 1] + "…"
         event = Event(time.monotonic(), level, _KINDS.get(record.name.rpartition(".")[2], "mount"), text)
         if len(self._first) < FIRST_KEPT:
             self._first.append(event)

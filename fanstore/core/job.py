@@ -35,8 +35,8 @@ _ERROR_FOLLOWS = (1 << 64) - 1
 ASK_NODE = b"node"
 #: A question: what is your account of the job (core/account.py)?
 ASK_ACCOUNT = b"account"
-#: A question that is none: here is my account, and here is my last one. What comes after it is the account.
-GIVE_ACCOUNT, GIVE_LAST_ACCOUNT = b"account=", b"account!"
+#: A question that is none: here is my last account. What comes after it is the account.
+GIVE_ACCOUNT = b"account="
 #: Seconds for a peer to say how it is; nodes.json must not hang because one node does.
 NODE_LIMIT_S = 1.0
 #: Seconds between two looks for nodes that have left the job, of which the transport does not tell.
@@ -182,8 +182,11 @@ class Job:
             return await self.outputs.answer(peer, question)
         if question == ASK_ACCOUNT:
             return self._account()
-        if question.startswith((GIVE_ACCOUNT, GIVE_LAST_ACCOUNT)):
-            return self._take_account(peer, question)
+        if question.startswith(GIVE_ACCOUNT):
+            self._take_account(peer, question[len(GIVE_ACCOUNT) :])
+            self.last.add(peer)
+            self._notify()
+            return b"thanks"
         if question != ASK_NODE:
             return b""
         text = json.dumps(self._describe()).encode()
@@ -192,16 +195,12 @@ class Job:
         # A dataset of many thousands of partitions: how many there are must do.
         return json.dumps({**self._describe(), "partitions": None}).encode()
 
-    def _take_account(self, peer: int, question: bytes) -> bytes:
+    def _take_account(self, peer: int, message: bytes) -> None:
         try:
-            self.accounts[peer] = unpack(question[len(GIVE_ACCOUNT) :])
+            self.accounts[peer] = unpack(message)
         except ValueError as error:
             host = self.nodes[peer].host
             log.warning("the account of rank %d on %s is not in the report: %s", peer, host, error)
-        if question.startswith(GIVE_LAST_ACCOUNT):
-            self.last.add(peer)
-            self._notify()
-        return b"thanks"
 
     def heard(self, peer: int, word: bytes) -> None:
         what, *numbers = word.split()
@@ -264,7 +263,8 @@ class Job:
         """What report.json says of all nodes; of those that do not answer, what they have told last."""
         told = await self._ask_all(ASK_ACCOUNT)
         for rank, answer in told.items():
-            self._take_account(rank, GIVE_ACCOUNT + answer)
+            self._take_account(rank, answer)
+            await trio.lowlevel.checkpoint()  # it takes a millisecond each, and there may be many
         return self.known_accounts(own, told)
 
     def known_accounts(
@@ -307,14 +307,13 @@ class Job:
         """Who writes the report of the job: the lowest rank that is alive."""
         return next(node.rank for node in self.nodes if not node.lost)
 
-    async def give_account(self, limit_s: float, *, last: bool) -> None:
-        """Tell it to the one who writes the report, without waiting longer than that for its thanks."""
+    async def give_account(self, limit_s: float) -> None:
+        """Tell the last one to whoever writes the report, without waiting longer than that for its thanks."""
         reporter = self.reporter()
         if self.peers is None or reporter == self.rank:
             return
-        message = (GIVE_LAST_ACCOUNT if last else GIVE_ACCOUNT) + self._account()
         try:
-            await self.peers.ask(reporter, message, limit_s)
+            await self.peers.ask(reporter, GIVE_ACCOUNT + self._account(), limit_s)
         except PeerError as error:
             log.debug("rank %d has not taken our account: %s", reporter, error)
 

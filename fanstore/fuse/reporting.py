@@ -60,7 +60,8 @@ class Reporting:
         code: the result of the job, once it is known.
         _node, _job: None until they are made, and before that nothing is published.
         _last: the account of this node when nothing was served any more.
-        _lock: held while a file is put in its place, so that nothing follows the end; ``_ended`` says that it came.
+        _locks: by file, held while it is put in its place, so that nothing follows the last version.
+        _ended: files that have got their last version; each guarded by its lock.
         _failing: files that could not be written the last time.
     """
 
@@ -72,8 +73,8 @@ class Reporting:
         self._node: Node | None = None
         self._job: Job | None = None
         self._last: Mapping[str, Any] | None = None
-        self._lock = threading.Lock()
-        self._ended = False
+        self._locks = {path: threading.Lock() for path in (publishing.report, publishing.metrics) if path is not None}
+        self._ended: set[Path] = set()
         self._failing: set[Path] = set()
 
     # --- start ---
@@ -124,19 +125,18 @@ class Reporting:
             await trio.sleep(METRICS_S)
 
     async def _keep_report(self) -> None:
-        assert self._job is not None
+        assert self._job is not None and self._node is not None
         while True:
             await trio.sleep(REPORT_S)
-            if self._job.reporter() == self._job.rank and self._node is not None:
-                report = self._report(self._node.account.describe(), ended=False)
+            if self._job.reporter() == self._job.rank:
+                accounts = await self._job.collect_accounts(self._node.account.describe())
+                report = self._node.report(accounts)
                 await trio.to_thread.run_sync(self._put_report, report, abandon_on_cancel=True)
-            else:
-                await self._job.give_account(ACCOUNT_LIMIT_S, last=False)
 
     async def give_account(self, job: Job, *, hurried: bool) -> None:
         """This node is about to be done: whoever writes the report gets its last figures."""
         if self._publishing.report is not None:
-            await job.give_account(HURRIED_LIMIT_S if hurried else ACCOUNT_LIMIT_S, last=True)
+            await job.give_account(HURRIED_LIMIT_S if hurried else ACCOUNT_LIMIT_S)
 
     async def wait_accounts(self, job: Job, *, hurried: bool) -> None:
         """All nodes end now: whoever writes the report waits for their last figures."""
@@ -165,22 +165,22 @@ class Reporting:
     def _end(self) -> None:
         """In a thread of its own; the trio thread waits for it."""
         try:
-            if self._last is not None and self._job is not None and self._job.reporter() == self._job.rank:
-                self._put_report(self._report(self._last, ended=True))
-            with self._lock:
-                self._ended = True
-            if self._publishing.metrics is not None and self._node is not None:
-                # What is left there would be collected for ever.
-                self._publishing.metrics.unlink(missing_ok=True)
+            metrics, report = self._publishing.metrics, self._publishing.report
+            if metrics is not None and self._node is not None:
+                with self._locks[metrics]:
+                    self._ended.add(metrics)
+                    self._remove(metrics)
+            if report is None or self._last is None or self._job is None or self._node is None:
+                return
+            if self._job.reporter() == self._job.rank:
+                own = {**self._last, **self._node.account.describe_events()}
+                accounts = self._job.known_accounts(own, ended=True)
+                page = report_page(self._node.report(accounts, ended=True, code=self.code))
+                self._put(report, page, last=True)
         except Exception as error:
             log.error("unexpected error while writing the report; please report it", exc_info=error)
 
     # --- content, and files ---
-
-    def _report(self, own: Mapping[str, Any], *, ended: bool) -> dict[str, Any]:
-        assert self._node is not None and self._job is not None
-        accounts = self._job.known_accounts({**own, **self._node.account.describe_events()}, ended=ended)
-        return self._node.report(accounts, ended=ended, code=self.code)
 
     def _metrics(self) -> dict[str, Any]:
         assert self._node is not None
@@ -193,6 +193,13 @@ class Reporting:
             "events": {"warning": self.events.warnings, "error": self.events.errors},
         }
 
+    def _remove(self, metrics: Path) -> None:
+        """What is left there would be collected for ever."""
+        try:
+            metrics.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("cannot remove %s, which shows old figures from now on: %s", metrics, error.strerror or error)
+
     def _put_report(self, report: Mapping[str, Any]) -> None:
         """From any thread."""
         assert self._publishing.report is not None
@@ -203,11 +210,14 @@ class Reporting:
         assert self._publishing.metrics is not None
         self._put(self._publishing.metrics, metrics_text(facts), mode=0o644)
 
-    def _put(self, path: Path, text: str, mode: int | None = None) -> None:
+    def _put(self, path: Path, text: str, mode: int | None = None, *, last: bool = False) -> None:
         try:
-            with self._lock:
-                if not self._ended:
-                    replace_file(path, text, mode)
+            with self._locks[path]:
+                if path in self._ended:
+                    return
+                if last:
+                    self._ended.add(path)
+                replace_file(path, text, mode)
         except OSError as error:
             if path not in self._failing:
                 log.warning("cannot write %s: %s", path, error.strerror or error)

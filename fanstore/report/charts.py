@@ -16,8 +16,8 @@ from fanstore.report.markup import decimal_ticks, escape, moment, short_count, s
 #: Of a drawing, in its own units.
 _WIDTH, _HEIGHT = 1000.0, 200.0
 
-#: Cells of the matrix that have their number written in them: with more there is no room.
-_WRITTEN_MOST = 4
+#: Up to so many nodes the numbers are written in the squares of the matrix: with more there is no room.
+WRITTEN_MOST = 4
 _SHADES = 10
 
 
@@ -117,7 +117,7 @@ def bar(parts: Mapping[str, float]) -> str:
 def heat_map(name: str, matrix: Matrix) -> str:
     """A square of squares; the darker, the more."""
     count, most = len(matrix.labels), matrix.most()
-    cell = 88 if count <= _WRITTEN_MOST else 10
+    cell = 88 if count <= WRITTEN_MOST else 10
     shapes = []
     for row, values in enumerate(matrix.cells):
         for column, value in enumerate(values):
@@ -128,14 +128,14 @@ def heat_map(name: str, matrix: Matrix) -> str:
             shade = min(_SHADES, 1 + int(value / most * _SHADES * 0.999))
             text = f"rank {matrix.labels[row]} got {size(value)} from rank {matrix.labels[column]}"
             shapes.append(f'<rect class="h{shade}" {place}><title>{escape(text)}</title></rect>')
-            if count <= _WRITTEN_MOST:
+            if count <= WRITTEN_MOST:
                 middle = f'x="{(column + 0.5) * cell:g}" y="{(row + 0.5) * cell + 5:g}"'
                 shapes.append(f'<text class="t{shade}" {middle}>{escape(size(value))}</text>')
     step = next(step for step in (1, 2, 4, 8, 16) if count / step <= 9)
     labels = [(100 * (number + 0.5) / count, escape(matrix.labels[number])) for number in range(0, count, step)]
     across = "".join(f'<span style="left:{place:.2f}%">{text}</span>' for place, text in labels)
     down = "".join(f'<span style="top:{place:.2f}%">{text}</span>' for place, text in labels)
-    side = count * cell if count <= _WRITTEN_MOST else min(count * 34, 640)
+    side = count * cell if count <= WRITTEN_MOST else min(count * 34, 640)
     title = "→ from rank &nbsp; ↓ fetched by rank"
     return (
         f'<div class="heat" style="max-width:{side + 40}px"><p class="axis-title">{title}</p><div class="square">'

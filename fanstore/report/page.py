@@ -199,19 +199,24 @@ def _traffic(nodes: Sequence[Node]) -> Iterator[str]:
     else:
         yield charts.shades(matrix.most())
         yield charts.heat_map("bytes that each rank fetched from each other rank", matrix)
-        hosts = {int(node["rank"]): escape(node["host"]) for node in nodes}
-        rows = "".join(
-            f"<tr><td>{escape(size(count))}</td><td>{rank} ({hosts[rank]})</td>"
-            f"<td>{peer} ({hosts.get(peer, '?')})</td></tr>"
-            for count, rank, peer in figures.flows(nodes, _FLOWS_MOST)
-        )
-        yield f"<h3>Largest flows</h3>{_table(('bytes', 'got by rank', 'from rank'), rows, style='flows')}"
+        if len(nodes) > charts.WRITTEN_MOST:
+            yield _largest_flows(nodes)
     yield _note(
         "Each row is a rank that fetched, each column the rank it fetched from; the stronger the colour, the more. "
         "Files are spread evenly, so that the square should be evenly coloured but for its diagonal. <b>Bad</b> would "
         "be a column that stands out (one node serves all the others: too few copies, see <code>--replicas</code>) or "
         "an empty row or column (a node that is lost, or whose copying failed)."
     )
+
+
+def _largest_flows(nodes: Sequence[Node]) -> str:
+    hosts = {int(node["rank"]): escape(node["host"]) for node in nodes}
+    rows = "".join(
+        f"<tr><td>{escape(size(count))}</td><td>{rank} ({hosts[rank]})</td>"
+        f"<td>{peer} ({hosts.get(peer, '?')})</td></tr>"
+        for count, rank, peer in figures.flows(nodes, _FLOWS_MOST)
+    )
+    return f"<h3>Largest flows</h3>{_table(('bytes', 'got by rank', 'from rank'), rows, style='flows')}"
 
 
 def _latency(nodes: Sequence[Node]) -> Iterator[str]:
@@ -277,7 +282,8 @@ def _memory_pictures(nodes: Sequence[Node], course: Course) -> Iterator[str]:
         ticks = binary_ticks(max(*most, 1.0))
         bound = f", of {size(limit)}" if limit is not None else ""
         yield f"<div><h3>{escape(title + bound)}</h3>"
-        yield charts.lines(title, course.ends_s, bands, ticks, size, limit)
+        empty = _nothing("Nothing was in it: the kernel keeps what programs have read.")
+        yield charts.lines(title, course.ends_s, bands, ticks, size, limit) if any(most) else empty
         yield "</div>"
     yield "</div>"
 
@@ -392,6 +398,12 @@ def _nodes(nodes: Sequence[Node]) -> Iterator[str]:
     )
 
 
+def _step(duration_s: float) -> str:
+    """How much time a value of a picture stands for."""
+    step_s = max(duration_s / figures.POINTS_MOST, 0.25)
+    return f"{step_s:.2g} s" if step_s < 60 else format_duration(step_s)
+
+
 def _about(data: Mapping[str, Any]) -> Iterator[str]:
     nodes = data["nodes"]
     steps = [
@@ -410,7 +422,7 @@ def _about(data: Mapping[str, Any]) -> Iterator[str]:
     if steps:
         lines.append(
             f"Each node keeps at most 240 samples, four a second at first; the interval doubles as a job gets longer. "
-            f"A picture has about one value per {escape(format_duration(max(figures.duration_s(nodes) / 240, 0.25)))}, "
+            f"A picture has about one value per {escape(_step(figures.duration_s(nodes)))}, "
             "the mean or the highest of it."
         )
     if silent:
