@@ -124,7 +124,7 @@ def test_nodes_that_have_told_nothing_or_a_part() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    data = make_job(3)
+    data = make_job(5)
     data["config"] |= {"prepared": f"/d/{HOSTILE}", "local": HOSTILE, "output": HOSTILE, "fanstore": HOSTILE}
     data["nodes"][1]["outputs"]["trouble"] = HOSTILE
     for node in data["nodes"]:

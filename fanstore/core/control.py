@@ -57,9 +57,8 @@ class ControlDirectory:
 
     async def open(self, inode: Inode) -> bytes:
         """The content of a file as it is now."""
-        content = self._contents[inode - self.inode - 1]()
-        if isinstance(content, Awaitable):
-            content = await content
+        made = self._contents[inode - self.inode - 1]()
+        content = await made if isinstance(made, Awaitable) else made
         if isinstance(content, bytes):
             return content
         return json.dumps(content, indent=2).encode() + b"\n"

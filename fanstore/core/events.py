@@ -78,8 +78,8 @@ class Events(logging.Handler):
             return
         try:
             text = record.getMessage()
-        except Exception:
-            self.handleError(record)  # as every handler does: a fault in a message must not become one of its writer
+        except Exception:  # noqa: BLE001 -- as every handler: a fault in a message is not one of the code that logs it
+            self.handleError(record)
             return
         self._keep(record, text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…")
 

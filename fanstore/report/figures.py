@@ -124,10 +124,12 @@ def _highest(sampled: Sequence[Mapping[str, Any]], name: str, edges: Any) -> Any
         times, values = numpy.asarray(samples["at_s"]), numpy.asarray(samples[name], dtype=float)
         # A sample speaks for the time since the one before it.
         first = numpy.searchsorted(times, edges[:-1], side="right")
-        last = numpy.searchsorted(times, edges[1:], side="left")
-        for interval, (start, stop) in enumerate(zip(first, last, strict=True)):
-            if start < len(times):
-                row[interval] = values[start : max(stop, start) + 1].max()
+        last = numpy.maximum(numpy.searchsorted(times, edges[1:], side="left"), first)
+        known = first < len(times)
+        ranges = numpy.column_stack((first[known], numpy.minimum(last[known], len(times) - 1) + 1)).ravel()
+        if len(ranges):
+            # Every second one is the maximum from a first to its last; the others are what is between.
+            row[known] = numpy.maximum.reduceat(numpy.append(values, -numpy.inf), ranges)[::2]
     return rows
 
 
