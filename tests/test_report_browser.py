@@ -93,6 +93,11 @@ def hostile_job() -> dict[str, Any]:
     data["nodes"][1]["host"] = HOSTILE
     data["nodes"][2]["host"] = "a" * 64
     data["nodes"][3] |= {"state": "lost", "events": [[3.0, "error", "data", f"cannot read '{HOSTILE}' from {long}"]]}
+    for node in data["nodes"]:  # every shade of the matrix, with a number on it
+        node["fetched"] = {
+            str(peer): (1 + 3 * node["rank"] + number) * 90_000_000
+            for number, peer in enumerate(peer for peer in range(4) if peer != node["rank"])
+        }
     data["nodes"][0]["errors"]["failed_reads"] = 3
     data["nodes"][0]["outputs"] |= {"pending": 2, "trouble": HOSTILE}
     return data
@@ -158,7 +163,9 @@ def test_light_and_dark_differ_and_both_can_be_read(browser: Browser, tmp_path: 
         texts = browser.evaluate(TEXTS)
         assert len(texts) > 100
         weak = []
-        for words, colour, below, pixels, weight in [*texts, *browser.evaluate(SQUARES)]:
+        squares = browser.evaluate(SQUARES)
+        assert len({tuple(below) for _, _, below, *_ in squares}) == 10 or name != "hostile", "all shades"
+        for words, colour, below, pixels, weight in [*texts, *squares]:
             wanted = CONTRAST_LARGE if pixels >= 24 or (pixels >= 18.7 and weight >= 700) else CONTRAST
             found = contrast(over([colour, *below]), over(below))
             if found < wanted:

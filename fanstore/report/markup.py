@@ -6,7 +6,7 @@ Whatever comes from outside (names of files, hosts and paths, words of the log) 
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fanstore.units import format_bytes, format_duration
 
@@ -29,6 +29,11 @@ def rate(bytes_per_s: float) -> str:
     if value >= 9.95:
         return f"{value:,.0f} MB/s"
     return f"{value:.1f} MB/s" if value >= 0.05 else f"{value:.2g} MB/s"
+
+
+def rate_on_axis(top: float) -> Callable[[float], str]:
+    """How rates are written on an axis that ends at ``top``: all in one unit."""
+    return (lambda value: f"{value / 1e9:.3g} GB/s") if top >= 9999.5e6 else rate
 
 
 def short_count(count: int) -> str:

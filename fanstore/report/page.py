@@ -16,7 +16,18 @@ from fanstore.report import charts, figures
 from fanstore.report.charts import Band
 from fanstore.report.figures import SOURCES, Course, Node
 from fanstore.report.findings import findings
-from fanstore.report.markup import binary_ticks, decimal_ticks, escape, moment, ranks_text, rate, share, size, span
+from fanstore.report.markup import (
+    binary_ticks,
+    decimal_ticks,
+    escape,
+    moment,
+    ranks_text,
+    rate,
+    rate_on_axis,
+    share,
+    size,
+    span,
+)
 from fanstore.units import format_count, format_duration
 
 #: What the sources are, in words.
@@ -160,7 +171,8 @@ def _throughput(course: Course) -> Iterator[str]:
         bands = [Band(name, SOURCE_WORDS[name], course.rates[name]) for name in SOURCES]
         used = [band for band in bands if any(band.values)]
         yield charts.legend([(band.style, band.label) for band in used])
-        yield charts.stacked("throughput over time", course.ends_s, used, charts.rate_ticks(rates), rate)
+        ticks = charts.rate_ticks(rates)
+        yield charts.stacked("throughput over time", course.ends_s, used, ticks, rate_on_axis(ticks[-1]))
     yield _note(
         "Bytes of the dataset per second that programs on all nodes read through FanStore (1 MB is 10<sup>6</sup> "
         "bytes), against the time since the start, by where they came from. <b>Bad</b> would be gaps while the program "
@@ -203,9 +215,10 @@ def _traffic(nodes: Sequence[Node]) -> Iterator[str]:
             yield _largest_flows(nodes)
     yield _note(
         "Each row is a rank that fetched, each column the rank it fetched from; the stronger the colour, the more. "
-        "Files are spread evenly, so that the square should be evenly coloured but for its diagonal. <b>Bad</b> would "
-        "be a column that stands out (one node serves all the others: too few copies, see <code>--replicas</code>) or "
-        "an empty row or column (a node that is lost, or whose copying failed)."
+        "Partitions are spread evenly, so that all squares should be about alike, but for nodes that keep copies of "
+        "the same partitions and need little from each other. <b>Bad</b> would be a column that stands out (one node "
+        "serves all the others: too few copies, see <code>--replicas</code>) or an empty row or column (a node that is "
+        "lost, or whose copying failed)."
     )
 
 
