@@ -52,6 +52,9 @@ examples:
     fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --replicas 2 --background \\
         --launch 'mpirun --with-ft ulfm --map-by ppr:1:node --bind-to none'
     srun ./train.sh; fanstore-umount /tmp/imagenet
+  a page about the job when it has ended, and figures for Prometheus while it runs:
+    fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --report /shared/run42/report.html \\
+        --metrics /var/lib/prometheus/node-exporter/fanstore.prom -- ./train.sh
   try it with three ranks on one machine:
     mpirun -n 3 --oversubscribe fanstore-mount data.fan '/tmp/m{rank}' --local '/tmp/ssd{rank}' -- ./train.sh
 
