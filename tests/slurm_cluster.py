@@ -7,7 +7,7 @@ mounts, so that a job finds what it finds on a cluster: the same path is another
 node is not seen by another, and what a node has left behind can be told. The directory of the cluster is the same on
 all hosts: it is their shared file system. All is ended with the first process of each host.
 
-Needs root, and Debian's packages PACKAGES, which packages.py installs. Used by test_slurm.py, on the thread of the test.
+Needs root, and Debian's packages PACKAGES, which packages.py installs. Used by test_slurm.py, on the test's thread.
 """
 
 import contextlib

@@ -165,6 +165,7 @@ def test_control_directory(engines: Engines) -> None:
             b"stats.json",
             b"nodes.json",
             b"config.json",
+            b"report.json",
         ]
         # One alone, and one in a batch beside an inode of the dataset.
         kernel.send(wire.FORGET, first["nodeid"], struct.pack("<Q", 1))

@@ -208,7 +208,7 @@ def test_access_by_mode(mounted: Mounted, tmp_path_factory: pytest.TempPathFacto
 def test_control_directory(mounted: Mounted, tmp_path: Path) -> None:
     assert ".fanstore" not in os.listdir(mounted.path)
     control = mounted.path / ".fanstore"
-    assert sorted(os.listdir(control)) == ["config.json", "nodes.json", "stats.json"]
+    assert sorted(os.listdir(control)) == ["config.json", "nodes.json", "report.json", "stats.json"]
     config = json.loads((control / "config.json").read_bytes())
     assert config["pid"] == mounted.process.pid
     assert config["engine"] == mounted.engine

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import MakePrepared
 from mounting import needs_fuse
 from templates import PBS, SCRIPTS, SLURM, with_values
@@ -67,7 +68,7 @@ def test_shell_template_parses(template: Path) -> None:
 
 
 def test_kubernetes_template_is_yaml() -> None:
-    job = pytest.importorskip("yaml").safe_load(KUBERNETES.read_text())
+    job = yaml.safe_load(KUBERNETES.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     launcher, worker = (job["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
     command = launcher["template"]["spec"]["containers"][0]["command"]

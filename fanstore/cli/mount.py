@@ -52,6 +52,9 @@ examples:
     fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --replicas 2 --background \\
         --launch 'mpirun --with-ft ulfm --map-by ppr:1:node --bind-to none'
     srun ./train.sh; fanstore-umount /tmp/imagenet
+  a page about the job when it has ended, and figures for Prometheus while it runs:
+    fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --report /shared/run42/report.html \\
+        --metrics /var/lib/prometheus/node-exporter/fanstore.prom -- ./train.sh
   try it with three ranks on one machine:
     mpirun -n 3 --oversubscribe fanstore-mount data.fan '/tmp/m{rank}' --local '/tmp/ssd{rank}' -- ./train.sh
 
@@ -129,6 +132,7 @@ class _Request:
 
     def settings(self) -> "MountSettings":
         from fanstore.core.reader import Verify
+        from fanstore.fuse.reporting import Publishing
         from fanstore.fuse.settings import EngineChoice, MountSettings
 
         return MountSettings(
@@ -146,7 +150,11 @@ class _Request:
             writing=self._writing(),
             command=self.command,
             log_file=self.log_file,
+            publishing=Publishing(self._file(self.args.report), self._file(self.args.metrics)),
         )
+
+    def _file(self, name: str | None) -> Path | None:
+        return None if name is None else Path(self.directory, _fill_in(name))
 
 
 def _recover(args: argparse.Namespace) -> int:
@@ -289,6 +297,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="log to this file (with --background, default: a new file in ~/.local/state/fanstore, which is shown)",
     )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write a page (HTML) about the whole job: throughput over time, where reads were served from, traffic "
+        "between nodes, latencies, memory, outputs, events. Written by rank 0 at the end, however it ends, and every "
+        "minute before",
+    )
+    parser.add_argument(
+        "--metrics",
+        metavar="FILE",
+        help="write the figures of this node for Prometheus every 15 s, for node_exporter's textfile collector, such "
+        "as /var/lib/node_exporter/fanstore.prom; removed at the end ({rank} and {host} are filled in)",
+    )
     parser.add_argument("--verbose", action="store_true", help="log more, and show all of it")
     parser.add_argument(
         "--start-timeout",
@@ -395,6 +416,8 @@ def _refuse_senseless(args: argparse.Namespace) -> None:
         and int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")) > 1
     ):
         raise UsageError("several ranks share this machine: put {rank} into MOUNTPOINT (and into --local)")
+    if args.metrics is not None and "{rank}" in args.mountpoint and "{rank}" not in args.metrics:
+        raise UsageError("every rank has metrics of its own: put {rank} into --metrics, as into MOUNTPOINT")
 
 
 def _fill_in(path: str) -> str:

@@ -1,6 +1,6 @@
 """fanstore-stat: what a job and one of its mounts have done so far.
 
-From ``.fanstore/stats.json`` (this node) and ``nodes.json`` (all nodes of the job), both described in
+From ``.fanstore/stats.json`` (this node), ``nodes.json`` and ``report.json`` (all nodes of the job), described in
 docs/operations.md. Asks nobody but the mount.
 """
 
@@ -16,15 +16,19 @@ from typing import Any
 
 from fanstore.cli.common import make_parser, run
 from fanstore.cli.nodetable import node_table
-from fanstore.errors import MountError
+from fanstore.errors import MountError, UsageError
 from fanstore.fuse.mountpoint import NotAnsweringError, resolve, within_limit
 from fanstore.fuse.mounttable import find_mount
+from fanstore.report.files import replace_file
+from fanstore.report.page import report_page
 from fanstore.units import format_bytes, format_duration
 
 PROG = "fanstore-stat"
 
 #: Version of stats.json that the table below can show.
 _KNOWN_VERSION = 1
+#: Version of report.json that the page can show.
+_KNOWN_REPORT = 1
 
 _DESCRIPTION = """\
 Show what a mount has done so far: operations, latencies, where bytes came from, cache, memory. In a job of several
@@ -37,6 +41,7 @@ examples:
   fanstore-stat /tmp/imagenet --nodes       only the table of nodes
   fanstore-stat /tmp/imagenet --json        the numbers for a program, as in /tmp/imagenet/.fanstore/stats.json
   fanstore-stat /tmp/imagenet --nodes --json    the same of all nodes, as in /tmp/imagenet/.fanstore/nodes.json
+  fanstore-stat /tmp/imagenet --html job.html   a page with pictures about the whole job, for a browser
 
 In the table of nodes, 'on disk' is what is staged there, MB/s (10^6 bytes) are what programs on that node read, what
 came in from other nodes and what went out to them: averages since the start, or with --watch since the table before.
@@ -63,12 +68,22 @@ def _parser() -> argparse.ArgumentParser:
         const=2.0,
         help="show it again and again (default: every %(const)g s)",
     )
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page about the job so far, of all its nodes: throughput, sources, traffic between nodes, "
+        "latencies, memory, outputs, events; - for standard output. fanstore-mount --report writes it at the end",
+    )
     return parser
 
 
 def _main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    if args.html is not None and (args.json or args.nodes or args.watch is not None):
+        raise UsageError("--html writes a page of its own: leave out --json, --nodes and --watch")
     control = _control(args.mountpoint)
+    if args.html is not None:
+        return _write_page(control, args.html)
     if args.watch is not None:
         return _watch(control, args)
     _show(_sample(control, args), None, args)
@@ -125,6 +140,30 @@ def _watch(control: Path, args: argparse.Namespace) -> int:
     return 0
 
 
+def _write_page(control: Path, target: str) -> int:
+    data = json.loads(_read(control, "report.json"))
+    _check_version(data, _KNOWN_REPORT, "report.json")
+    page = report_page(data)
+    if target == "-":
+        sys.stdout.buffer.write(page.encode("utf-8", "backslashreplace"))
+        return 0
+    path = Path(target)
+    if control.parent in (path.parent.resolve() / "x").parents:
+        raise UsageError(f"{target} lies inside the mount; name a file elsewhere")
+    try:
+        replace_file(path, page)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}") from None
+    return 0
+
+
+def _check_version(content: Mapping[str, Any], known: int, name: str) -> None:
+    if content.get("version") != known:
+        raise MountError(
+            f"the mount speaks version {content.get('version')} of {name}, this program knows {known}; use --json"
+        )
+
+
 def _control(path: Path) -> Path:
     point = resolve(path)
     mount = find_mount(point)
@@ -166,11 +205,7 @@ def _report(sample: _Sample, before: _Sample | None) -> Iterator[str]:
 def _table(sample: _Sample, before: Mapping[str, Any] | None) -> Iterator[str]:
     """The mount of this node."""
     stats, config = json.loads(sample.stats), sample.config
-    if stats.get("version") != _KNOWN_VERSION:
-        raise MountError(
-            f"the mount speaks version {stats.get('version')} of stats.json, this program knows {_KNOWN_VERSION}; "
-            "use --json"
-        )
+    _check_version(stats, _KNOWN_VERSION, "stats.json")
     yield f"up {format_duration(stats['uptime_s'])}, process {config['pid']} on {config['host']}"
     if before is not None:
         yield _rates(stats, before)

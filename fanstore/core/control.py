@@ -1,4 +1,4 @@
-"""The virtual directory ``.fanstore`` at the root of a mount: ``stats.json``, ``nodes.json``, ``config.json``.
+"""The virtual directory ``.fanstore`` at the root of a mount: ``stats.json``, ``nodes.json`` and their like.
 
 Owns its names, its inode numbers and the making of its content; does not know what the content says: whoever builds
 the mount gives a function per file. Used by the name space (attributes, look-up) and by the fuse layer (open).
@@ -16,8 +16,9 @@ from fanstore.ids import Inode
 #: Name of the directory, in the root of the mount.
 CONTROL_NAME = b".fanstore"
 
-#: Makes the content of one file anew, as something that JSON can say; some must ask other nodes first.
-Content = Callable[[], Mapping[str, object]] | Callable[[], Awaitable[Mapping[str, object]]]
+#: Makes the content of one file anew, as something that JSON can say, or as JSON already, where there is much of it;
+#: some must ask other nodes first.
+Content = Callable[[], Mapping[str, object]] | Callable[[], Awaitable[Mapping[str, object] | bytes]]
 
 
 class ControlDirectory:
@@ -56,7 +57,8 @@ class ControlDirectory:
 
     async def open(self, inode: Inode) -> bytes:
         """The content of a file as it is now."""
-        content = self._contents[inode - self.inode - 1]()
-        if isinstance(content, Awaitable):
-            content = await content
+        made = self._contents[inode - self.inode - 1]()
+        content = await made if isinstance(made, Awaitable) else made
+        if isinstance(content, bytes):
+            return content
         return json.dumps(content, indent=2).encode() + b"\n"

@@ -11,14 +11,16 @@ import json
 import logging
 import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from fanstore.core.account import unpack
 from fanstore.core.council import OUTPUT_QUESTION
+from fanstore.core.events import NOTABLE
 from fanstore.core.outputs import Outputs
 from fanstore.core.store import PartitionStore
 from fanstore.errors import FanstoreError, MountError
@@ -31,6 +33,10 @@ log = logging.getLogger(__name__)
 _ERROR_FOLLOWS = (1 << 64) - 1
 #: A question: how are you? The answer is what nodes.json says of a node.
 ASK_NODE = b"node"
+#: A question: what is your account of the job (core/account.py)?
+ASK_ACCOUNT = b"account"
+#: A question that is none: here is my last account. What comes after it is the account.
+GIVE_ACCOUNT = b"account="
 #: Seconds for a peer to say how it is; nodes.json must not hang because one node does.
 NODE_LIMIT_S = 1.0
 #: Seconds between two looks for nodes that have left the job, of which the transport does not tell.
@@ -71,6 +77,7 @@ class Job:
         rank, size: number of this daemon, and how many there are.
         nodes: all daemons, by rank.
         outputs: what can be written on this node; None if nothing can.
+        accounts: by rank, what others have last told of themselves for the report; last: who will tell no more.
         ending: set when some daemon wants the whole job to end (a signal or an unmount, in a job without a command).
     """
 
@@ -83,6 +90,9 @@ class Job:
         self.ending = trio.Event()
         self._store: PartitionStore | None = None
         self._describe: Callable[[], Mapping[str, object]] = dict
+        self._account: Callable[[], bytes] = bytes
+        self.accounts: dict[int, Mapping[str, Any]] = {}
+        self.last: set[int] = set()
         self._changed = trio.Event()
         self.outputs: Outputs | None = None
 
@@ -147,10 +157,16 @@ class Job:
             return value or b""
         return bytes(await self.peers.broadcast(value))
 
-    def serve(self, store: PartitionStore, describe: Callable[[], Mapping[str, object]]) -> None:
-        """From now on answer the peers; ``describe`` says how this node is, for nodes.json."""
+    def serve(
+        self, store: PartitionStore, describe: Callable[[], Mapping[str, object]], account: Callable[[], bytes] = bytes
+    ) -> None:
+        """From now on answer the peers.
+
+        ``describe`` says how this node is, for nodes.json; ``account`` what it has done, for the report.
+        """
         self._store = store
         self._describe = describe
+        self._account = account
         if self.peers is not None:
             self.peers.serve(self)
 
@@ -164,6 +180,13 @@ class Job:
     async def answer(self, peer: int, question: bytes) -> bytes:
         if question[:1] == OUTPUT_QUESTION and self.outputs is not None:
             return await self.outputs.answer(peer, question)
+        if question == ASK_ACCOUNT:
+            return self._account()
+        if question.startswith(GIVE_ACCOUNT):
+            self._take_account(peer, question[len(GIVE_ACCOUNT) :])
+            self.last.add(peer)
+            self._notify()
+            return b"thanks"
         if question != ASK_NODE:
             return b""
         text = json.dumps(self._describe()).encode()
@@ -171,6 +194,13 @@ class Job:
             return text
         # A dataset of many thousands of partitions: how many there are must do.
         return json.dumps({**self._describe(), "partitions": None}).encode()
+
+    def _take_account(self, peer: int, message: bytes) -> None:
+        try:
+            self.accounts[peer] = unpack(message)
+        except ValueError as error:
+            host = self.nodes[peer].host
+            log.warning("the account of rank %d on %s is not in the report: %s", peer, host, error)
 
     def heard(self, peer: int, word: bytes) -> None:
         what, *numbers = word.split()
@@ -181,7 +211,7 @@ class Job:
             node.staged_bytes, node.staged_entries = int(numbers[0]), int(numbers[1])
             node.staging_ended = numbers[2] == b"1"
         elif what == b"end":
-            log.info("rank %d on %s ends the job", peer, node.host)
+            log.info("rank %d on %s ends the job", peer, node.host, extra=NOTABLE)
             self.ending.set()
         else:
             log.warning(
@@ -225,24 +255,76 @@ class Job:
 
     async def describe_nodes(self) -> list[Mapping[str, object]]:
         """What nodes.json says: every node about itself, those that do not answer as we know them."""
-        answers: list[Mapping[str, object]] = [{"rank": n.rank, "host": n.host, "state": "lost"} for n in self.nodes]
-        answers[self.rank] = {"state": "up", **self._describe()}
+        told = {rank: json.loads(answer) for rank, answer in (await self._ask_all(ASK_NODE)).items()}
+        told[self.rank] = self._describe()
+        return [{**self._known(node, node.rank in told), **told.get(node.rank, {})} for node in self.nodes]
+
+    async def collect_accounts(self, own: Mapping[str, object]) -> list[Mapping[str, object]]:
+        """What report.json says of all nodes; of those that do not answer, what they have told last."""
+        told = await self._ask_all(ASK_ACCOUNT)
+        for rank, answer in told.items():
+            self._take_account(rank, answer)
+            await trio.lowlevel.checkpoint()  # it takes a millisecond each, and there may be many
+        return self.known_accounts(own, told)
+
+    def known_accounts(
+        self, own: Mapping[str, object], alive: Collection[int] = (), *, ended: bool = False
+    ) -> list[Mapping[str, object]]:
+        """The accounts of all nodes as far as they are here; ``alive`` have answered just now; ``ended``: nobody is up.
+
+        A node that has told its last account, and is not lost, is done.
+        """
+        accounts = {**self.accounts, self.rank: own}
+        alive = set(alive) if ended else {self.rank, *alive}
+        return [{**accounts.get(node.rank, {}), **self._known(node, node.rank in alive)} for node in self.nodes]
+
+    def _known(self, node: NodeState, up: bool) -> dict[str, object]:
+        """Rank, host and state of a node that has answered just now, or has not."""
+        done = node.is_done or node.rank in (*self.last, self.rank)
+        state = "lost" if node.lost else "up" if up else "done" if done else "silent"
+        return {"rank": node.rank, "host": node.host, "state": state}
+
+    async def _ask_all(self, question: bytes) -> dict[int, bytes]:
+        """The answers of all that give one in time, by rank."""
+        answers: dict[int, bytes] = {}
         peers = self.peers
         if peers is None:
             return answers
 
         async def ask(rank: int) -> None:
             try:
-                answers[rank] = {"state": "up", **json.loads(await peers.ask(rank, ASK_NODE, NODE_LIMIT_S))}
-            except PeerError:
-                if not self.nodes[rank].lost:
-                    answers[rank] = {**answers[rank], "state": "done" if self.nodes[rank].is_done else "silent"}
+                answers[rank] = await peers.ask(rank, question, NODE_LIMIT_S)
+            except PeerError as error:
+                log.debug("rank %d: %s", rank, error)  # its state says so
 
         async with trio.open_nursery() as nursery:
-            for rank in range(self.size):
-                if rank != self.rank and not self.nodes[rank].lost:
-                    nursery.start_soon(ask, rank)
+            for node in self.nodes:
+                if node.rank != self.rank and not node.lost:
+                    nursery.start_soon(ask, node.rank)
         return answers
+
+    def reporter(self) -> int:
+        """Who writes the report of the job: the lowest rank that is alive."""
+        return next(node.rank for node in self.nodes if not node.lost)
+
+    async def give_account(self, limit_s: float) -> None:
+        """Tell the last one to whoever writes the report, without waiting longer than that for its thanks."""
+        reporter = self.reporter()
+        if self.peers is None or reporter == self.rank:
+            return
+        try:
+            await self.peers.ask(reporter, GIVE_ACCOUNT + self._account(), limit_s)
+        except PeerError as error:
+            log.debug("rank %d has not taken our account: %s", reporter, error)
+
+    async def wait_accounts(self, limit_s: float) -> None:
+        """Until all others have told their last account, as far as they can."""
+        with trio.move_on_after(limit_s):
+            while not all(
+                node.rank == self.rank or node.rank in self.last or self._needs_nothing(node) for node in self.nodes
+            ):
+                with trio.move_on_after(_LOOK_S):
+                    await self._changed.wait()
 
     def _needs_nothing(self, node: NodeState) -> bool:
         """It is done, or dead, or has left without a word of how it went: it could not start its command."""

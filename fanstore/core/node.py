@@ -6,18 +6,21 @@ FUSE. Used by the session of a mount, on the trio thread; staging copies in thre
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import trio
 
+from fanstore.core.account import REPORT_VERSION, Account
 from fanstore.core.cache import ChunkCache
 from fanstore.core.control import Content, ControlDirectory
+from fanstore.core.events import NOTABLE, Events
 from fanstore.core.job import Job
 from fanstore.core.namespace import Namespace
 from fanstore.core.placement import Placement
@@ -28,13 +31,14 @@ from fanstore.core.statistics import Source, Statistics
 from fanstore.core.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
 from fanstore.progress import Progress
-from fanstore.units import format_bytes
+from fanstore.units import format_bytes, format_count
 
 log = logging.getLogger(__name__)
 
 STATISTICS_FILE = "stats.json"
 NODES_FILE = "nodes.json"
 CONFIG_FILE = "config.json"
+REPORT_FILE = "report.json"
 
 #: Seconds for threads that copy a partition to end once they are told to. Only a source that hangs (a dead file server)
 #: needs longer, and then nothing can make them end.
@@ -59,6 +63,7 @@ class Node:
         namespace, reader, control: what the fuse layer translates to; store: the partition files here.
         remote: those of the other nodes; None if this one is alone.
         placement: which node keeps what; directory: where this one keeps it, None without ``--local``.
+        account: what it tells of itself for the report of the job.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Node:
         settings: NodeSettings,
         statistics: Statistics,
         config: Callable[[], Mapping[str, object]],
+        events: Events | None = None,
     ) -> None:
         self.placement = placement
         self.directory = directory
@@ -89,10 +95,13 @@ class Node:
         self.reader = Reader(
             index, self.store, self._cache, statistics, verify=settings.verify, drop_behind=True, remote=remote
         )
+        self.account = Account(job, self.store, self._cache, remote, statistics, events or Events())
+        self._config = config
         files: dict[str, Content] = {
             STATISTICS_FILE: statistics.snapshot,
             NODES_FILE: self._describe_nodes,
             CONFIG_FILE: config,
+            REPORT_FILE: self._describe_job,
         }
         self.control = ControlDirectory(index.entry_count, files)
         names = [part.file for part in prepared.manifest.partitions]
@@ -100,7 +109,7 @@ class Node:
 
     def serve(self) -> None:
         """From now on answer the other nodes."""
-        self._job.serve(self.store, self.describe)
+        self._job.serve(self.store, self.describe, self.account.pack)
 
     def close(self) -> None:
         """Close the partitions."""
@@ -133,6 +142,23 @@ class Node:
     async def _describe_nodes(self) -> Mapping[str, object]:
         return {"nodes": await self._job.describe_nodes()}
 
+    async def _describe_job(self) -> bytes:
+        # Without indentation: with it, the figures of 64 nodes would keep the trio thread for half a second.
+        return json.dumps(self.report(await self._job.collect_accounts(self.account.describe()))).encode() + b"\n"
+
+    def report(
+        self, accounts: Sequence[Mapping[str, object]], *, ended: bool = False, code: int | None = None
+    ) -> dict[str, object]:
+        """The content of report.json; ``code`` is the job's result if it has ended, None if that was by an error."""
+        return {
+            "version": REPORT_VERSION,
+            "made_s": round(time.time(), 3),
+            "ended": ended,
+            "code": code,
+            "config": self._config(),
+            "nodes": accounts,
+        }
+
     def summary(self) -> str:
         """One line for the start: what is where."""
         parts = len(self.placement.holders)
@@ -161,6 +187,8 @@ class Node:
         wanted = self.placement.staging_order(self._job.rank)
         stop, ended = threading.Event(), threading.Event()
         done = _Done()
+        size = format_bytes(self.placement.bytes_of_rank(self._job.rank))
+        log.info("staging began: %s, %s", format_count(len(wanted), "partition"), size, extra=NOTABLE)
 
         def copy() -> int:
             try:
@@ -190,6 +218,8 @@ class Node:
                 raise
             done.finished = True
         log.info("staged %d of %d partitions in %s", staged, len(wanted), self.directory)
+        # For the report without the directory, so that all nodes say the same.
+        log.info("staging ended: %d of %d partitions are on this node's disk", staged, len(wanted), extra=NOTABLE)
 
     async def _show_progress(self, done: _Done) -> None:
         """Report what this node has copied; on rank 0 show what all have, until they are through."""

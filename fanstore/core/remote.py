@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar
 import trio
 
 from fanstore import _native
+from fanstore.core.events import NOTABLE
 from fanstore.core.placement import Placement
 from fanstore.core.statistics import OperationStatistics, Statistics
 from fanstore.errors import CorruptDataError
@@ -298,7 +299,7 @@ class Remote:
         if peer in self._quiet:
             self._quiet.remove(peer)
             if not self._peers.is_lost(peer):
-                log.info("rank %d (%s) answers again", peer, self._hosts[peer])
+                log.info("rank %d (%s) answers again", peer, self._hosts[peer], extra=NOTABLE)
 
     def _report_damage(self, peer: int, partition: int, error: CorruptDataError) -> None:
         """One line per peer and partition, not one per chunk."""
@@ -317,10 +318,8 @@ class Remote:
     def statistics(self) -> dict[str, object]:
         """What stats.json says of the peers."""
         all_counters = {peer: replace(counters) for peer, counters in self._counters.items()}
-        latency = self._latency.copy()
         if self._fetcher is not None:
-            by_rank, times = self._fetcher.fetched()
-            latency.add(*times)
+            by_rank, _ = self._fetcher.fetched()
             for peer, counters in all_counters.items():
                 counters.fetches += by_rank[peer][0]
                 counters.fetched_bytes += by_rank[peer][1]
@@ -328,7 +327,14 @@ class Remote:
             {"rank": peer, "host": self._hosts[peer], "state": self._state(peer), **asdict(counters)}
             for peer, counters in all_counters.items()
         ]
-        return {"nodes": nodes, "latency_us": latency.latency_us(), "transport": self._peers.statistics()}
+        return {"nodes": nodes, "latency_us": self.latency().latency_us(), "transport": self._peers.statistics()}
+
+    def latency(self) -> OperationStatistics:
+        """From the question to the arrival of all bytes, or to the failure."""
+        latency = self._latency.copy()
+        if self._fetcher is not None:
+            latency.add(*self._fetcher.fetched()[1])
+        return latency
 
     def _state(self, peer: int) -> str:
         if self._peers.is_lost(peer):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from fanstore.core.courier import Courier
+from fanstore.core.events import NOTABLE
 from fanstore.core.objects import Objects, Stamp
 from fanstore.core.outputtree import Effect, Output, OutputTree, RefusedError
 from fanstore.core.placer import Decide, Placer, in_thread
@@ -280,7 +281,7 @@ class Saver:
         self._pauses_s.pop(inode, None)
         self._failing.discard(inode)
         if self.trouble.since and not self._failing:
-            log.info("%s can be written to again", self._shelf.directory)
+            log.info("%s can be written to again", self._shelf.directory, extra=NOTABLE)
             self.trouble = Trouble()
 
     # --- names ---

@@ -47,6 +47,9 @@ def _bucket_end_ns(bucket: int) -> int:
 
 _BUCKETS = _bucket(_LONGEST_NS) + 1
 
+#: Powers of two of nanoseconds between which times are counted for people and for other programs: 1 µs to 17 s.
+OCTAVES = range(10, 35)
+
 
 class OperationStatistics:
     """Count, errors and latencies of one kind of operation.
@@ -93,6 +96,25 @@ class OperationStatistics:
             if seen and seen >= wanted:
                 return min(_bucket_end_ns(bucket), self.max_ns)
         return 0
+
+    def octaves(self) -> list[int]:
+        """How many took less than 2^k ns and not less than half of that, for k of OCTAVES.
+
+        The first has all that is shorter, too, and after them comes what is longer than all. Adds up to ``count``.
+        """
+        ends = [_bucket(1 << power) for power in OCTAVES]
+        starts = [0, *ends]
+        return [sum(self._buckets[a:b]) for a, b in zip(starts, [*ends, _BUCKETS], strict=True)]
+
+    def histogram(self) -> dict[str, object]:
+        """The times in full, for the report and for metrics: see ``octaves``; sum in seconds."""
+        return {
+            "count": self.count,
+            "sum_s": self.total_ns / 1e9,
+            "bounds_ns": [1 << power for power in OCTAVES],
+            "octaves": self.octaves(),
+            "latency_us": self.latency_us(),
+        }
 
     def copy(self) -> "OperationStatistics":
         """Another one with the same numbers."""

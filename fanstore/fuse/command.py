@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import trio
 
+from fanstore.core.events import NOTABLE
 from fanstore.errors import FanstoreError
 from fanstore.fuse.signals import SIGNAL_WITHOUT_HURRY, meant_by
 
@@ -56,7 +57,7 @@ async def run_command(argv: Sequence[str], environment: Mapping[str, str], signa
         except OSError as error:
             raise CommandError(f"command '{argv[0]}' cannot be started: {error.strerror}", 126) from None
         code = await _wait(process, signals, warnings)
-    log.info("the command ended with %d", code)
+    log.info("the command ended with %d", code, extra=NOTABLE)
     return code if code >= 0 else 128 - code
 
 
@@ -84,7 +85,7 @@ async def _pass_on(signals: AsyncIterator[int], process: Process) -> None:
         log.info("SIGINT: the terminal has given it to the command as well")
     else:
         meant = meant_by(number)
-        log.info("%s is passed on to the command%s", name, "" if meant == number else " as SIGTERM")
+        log.info("%s is passed on to the command%s", name, "" if meant == number else " as SIGTERM", extra=NOTABLE)
         process.send_signal(meant)
     first_s = trio.current_time()
     with trio.move_on_after(math.inf if number == SIGNAL_WITHOUT_HURRY else KILL_AFTER_S) as patience:

@@ -21,6 +21,7 @@ import trio
 
 from fanstore.core.capacity import Disk, divide, survey
 from fanstore.core.control import CONTROL_NAME
+from fanstore.core.events import NOTABLE
 from fanstore.core.job import Job, NodeState
 from fanstore.core.joblock import JobDirectory
 from fanstore.core.node import CONFIG_FILE, Node, NodeSettings
@@ -37,12 +38,13 @@ from fanstore.fuse.mounttable import Mount
 from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import FanstoreOperations, ReadOnlyOperations
 from fanstore.fuse.outputoperations import KernelNames, OutputOperations
+from fanstore.fuse.reporting import Reporting
 from fanstore.fuse.settings import EngineChoice, MountSettings, describe
 from fanstore.fuse.sharedmemory import SharedMemory
 from fanstore.fuse.signals import Signals, ending_signals, log_one, stopped_by
 from fanstore.fuse.startwatch import StartWatch
 from fanstore.fuse.writing import OutputLife
-from fanstore.transport.ranks import launched_size
+from fanstore.transport.ranks import launched_rank, launched_size
 from fanstore.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -138,12 +140,16 @@ class _Session:
         self._survives = True
         self._engine: NativeEngine | None = None
         self._life = None if settings.writing is None else OutputLife(settings.writing)
+        self._reporting = Reporting(settings.publishing, self._statistics)
 
     async def main(self) -> int:
         with trio.open_signal_receiver(*ending_signals()) as received, self._cleanup:
             signals = Signals(received)
+            self._reporting.open()
             async with stopped_by(signals):
                 job = await self._join()
+                # Runs when mount and copies are gone, and before this process leaves the job.
+                self._cleanup.callback(self._reporting.close)
                 claim = await self._claim(job)
                 prepared = await self._open(job)
                 point, placement = await self._place(job, prepared, claim)
@@ -221,6 +227,7 @@ class _Session:
             check_command(settings.command)
         check_fuse()
         point = MountPoint(settings.mountpoint)
+        self._reporting.check(point.path, launched_rank())
         if settings.local is not None and point.path in (settings.local.resolve() / "x").parents:
             raise MountError(f"--local {settings.local} lies inside the mount point, which will hide it")
         point.claim()
@@ -263,6 +270,7 @@ class _Session:
             NodeSettings(cache_bytes, settings.verify, settings.peer_timeout_s),
             self._statistics,
             lambda: config | {"engine": "python" if self._engine is None else "native"},
+            self._reporting.events,
         )
         self._cleanup.callback(node.close)
         if self._life is not None and self._directory is not None:
@@ -347,6 +355,7 @@ class _Session:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._loop, ended)
+                nursery.start_soon(self._reporting.run, node, job)
                 if self._life is not None and self._life.outputs is not None:
                     nursery.start_soon(self._life.outputs.run)
                 try:
@@ -354,7 +363,7 @@ class _Session:
                         await self._come_up(mount, job)
                     point.release()
                     raise_kernel_limits(mount.device)
-                    log.info("mounted %s on %s", self._settings.prepared, mount.point)
+                    log.info("mounted %s on %s", self._settings.prepared, mount.point, extra=NOTABLE)
                     totals = prepared.manifest.totals
                     self._on_ready(MountInfo(point.path, totals.files, totals.bytes, node.summary(), job.rank))
                     self._watch.ready()
@@ -363,11 +372,12 @@ class _Session:
                     await self._unmount(mount, ended, functools.partial(self._leave, 1))
                     raise
                 await self._unmount(mount, ended, functools.partial(self._leave, code))
-                code = await self._save(job, signals, code)
+                code = self._reporting.code = await self._save(job, signals, code)
                 nursery.cancel_scope.cancel()
         finally:
             pyfuse3.close(unmount=False)
             self._stop_engine()
+            self._reporting.settle()
             self._log_summary()
         return code
 
@@ -430,11 +440,13 @@ class _Session:
                 # kills whoever has not said its last word when the first of them has ended.
                 log.error("%s", error)
                 error.told = True
+            await self._reporting.give_account(job, hurried=True)
             job.tell_done(error.exit_code)
             raise
         if ended.event.is_set() and ended.error is None:
             log.warning("%s was unmounted while the command was running", mount.point)
         await self._drain(job, signals)
+        await self._reporting.give_account(job, hurried=signals.seen)
         if signals.seen:
             return await self._end_together(job, code, signals)
         # The others may still need what is on this node's disk; a signal ends the waiting.
@@ -452,6 +464,8 @@ class _Session:
             nursery.start_soon(_cancel_after, job.ending, nursery.cancel_scope)
         job.end_all()
         await self._drain(job, signals)
+        await self._reporting.give_account(job, hurried=signals.seen)
+        await self._reporting.wait_accounts(job, hurried=signals.seen)
         await self._end_together(job, 0, signals)
         return 0
 
@@ -526,9 +540,11 @@ class _Session:
         """End at once: threads hang in reads that never return, and an orderly end would wait for them for ever."""
         log.warning("reads that hang are left behind: the file system of %s does not answer", self._settings.prepared)
         safe = self._life is None or self._life.is_safe()
+        code = self._reporting.code = code if safe else code or 1
+        self._reporting.settle()
         self._cleanup.close()
         logging.shutdown()
-        os._exit(code if safe else code or 1)
+        os._exit(code)
 
     def _log_summary(self) -> None:
         sources = self._statistics.totals().sources.items()

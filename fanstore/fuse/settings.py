@@ -11,6 +11,7 @@ from fanstore.core.job import Job
 from fanstore.core.reader import Verify
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.processes import start_ticks
+from fanstore.fuse.reporting import Publishing
 from fanstore.fuse.writing import Writing
 
 
@@ -40,6 +41,7 @@ class MountSettings:
     writing: Writing | None  #: outputs; None if nothing can be written
     command: tuple[str, ...]  #: run while mounted; empty waits for a signal or an unmount
     log_file: Path | None  #: for config.json: where the log is
+    publishing: Publishing  #: report and metrics
 
 
 def describe(settings: MountSettings, prepared: PreparedDataset, job: Job, directory: Path | None) -> dict[str, object]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
+from fanstore.core.events import NOTABLE
 from fanstore.errors import FanstoreError
 
 log = logging.getLogger(__name__)
@@ -77,5 +78,5 @@ async def stopped_by(signals: AsyncIterator[int]) -> AsyncIterator[None]:
 
 async def log_one(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
     number = await anext(signals)
-    log.info("%s: ending", signal.Signals(number).name)
+    log.info("%s: ending", signal.Signals(number).name, extra=NOTABLE)
     scope.cancel()

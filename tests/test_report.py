@@ -1,0 +1,234 @@
+"""The page of a job from data: what it says, with jobs of all sizes and lengths, and what hostile names cannot do."""
+
+import html.parser
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_data import HOSTILE, SECTIONS, SOURCES, make_idle_node, make_job
+
+from fanstore.report import figures, markup
+from fanstore.report.files import replace_file
+from fanstore.report.findings import findings
+from fanstore.report.page import report_page
+
+
+class Page(html.parser.HTMLParser):
+    """Elements and text as a browser takes them apart.
+
+    Attributes:
+        tags: names of all elements; attributes: all names and values; words: the text, without style sheets.
+        sections: text by id of the section.
+    """
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.sections: dict[str, str] = {}
+        self._open: list[str] = []
+        self._section = "head"
+        self.feed(page)
+        self.close()
+        assert self._open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "section":
+            self._section = str(dict(attrs)["id"])
+        if tag not in ("meta",):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] != "style":
+            self.sections[self._section] = self.sections.get(self._section, "") + data + " "
+
+
+def check(data: dict[str, Any]) -> Page:
+    """The page of this data, sound in itself: all sections, nothing from outside, nothing that runs, no odd numbers."""
+    text = report_page(data)
+    text.encode("utf-8", "backslashreplace").decode()
+    page = Page(text)
+    assert [name for key, name in page.attributes if key == "id"] == SECTIONS
+    assert not {"script", "link", "img", "iframe", "object", "base", "form", "a"} & set(page.tags)
+    assert not [key for key, _ in page.attributes if key.startswith("on") or key in ("href", "src", "action")]
+    assert "url(" not in text and "@import" not in text and "http://" not in text and "https://" not in text
+    numbers = " ".join(
+        str(value) for key, value in page.attributes if key in ("d", "x", "y", "width", "height", "style")
+    )
+    assert not re.search(r"nan|inf|e[+-]\d", numbers), "coordinates are plain numbers"
+    for section in ("throughput", "traffic", "latency", "memory", "events", "nodes"):
+        assert "Bad" in page.sections[section] or "nothing travels" in page.sections[section]
+    return page
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 64, 300])
+def test_jobs_of_all_sizes(size: int) -> None:
+    data = make_job(size)
+    page = check(data)
+    assert f" nodes {size} " in page.sections["head"]
+    assert "/shared/datasets/imagenet.fan" in page.sections["head"]
+    assert "10 min 00 s" in page.sections["head"] and "FanStore 0.1.0, native engine" in page.sections["head"]
+    read = sum(figures.by_source(data["nodes"], "bytes").values())
+    assert markup.size(read) in page.sections["glance"]
+    assert "page cache" in page.sections["throughput"] and "page cache" in page.sections["about"]
+    if size == 1:
+        assert "nothing travels" in page.sections["traffic"]
+    elif size == 2:
+        assert "No node has fetched anything" in page.sections["traffic"], "both have everything"
+    else:
+        assert markup.size(max(figures.flows(data["nodes"], 1))[0]) in page.sections["traffic"]
+    assert "node0101" in page.sections["nodes"]
+    assert "staging ended: 8 of 8 partitions" in page.sections["events"]
+
+
+@pytest.mark.parametrize("duration_s", [0.05, 0.9, 7, 59, 3000, 90_000, 6 * 86_400, 400 * 86_400])
+def test_jobs_of_all_lengths(duration_s: float) -> None:
+    page = check(make_job(2, duration_s, samples=max(1, min(200, int(duration_s * 4)))))
+    days = re.search(r" \d+ d ", page.sections["throughput"])
+    assert (days is not None) == (duration_s > 86_400)
+
+
+def test_a_job_that_has_read_nothing() -> None:
+    page = check(make_job(1, nodes=[make_idle_node()]))
+    assert "No program has read anything" in page.sections["glance"]
+    assert "No program has read anything" in page.sections["throughput"]
+    assert "None so far" in page.sections["latency"]
+
+
+def test_nodes_that_have_told_nothing_or_a_part() -> None:
+    data = make_job(4, ended=False, code=None)
+    data["nodes"][1] = {"rank": 1, "host": "node0102", "state": "silent"}
+    for key in ("samples", "events", "fetched"):
+        del data["nodes"][2][key]
+    data["nodes"][3]["state"] = "lost"
+    page = check(data)
+    assert "running" in page.sections["head"] and "4 (1 lost, 1 silent)" in page.sections["head"]
+    assert "Rank 3 died" in page.sections["glance"] and "Rank 1 did not answer" in page.sections["glance"]
+    assert "has told nothing" in page.sections["nodes"]
+    assert "Missing in all figures: rank 1" in page.sections["about"]
+    nobody = make_job(2, nodes=[{"rank": rank, "host": "x", "state": "silent"} for rank in range(2)])
+    assert "ranks 0, 1" in check(nobody).sections["about"]
+
+
+def test_hostile_names_stay_text() -> None:
+    data = make_job(5)
+    data["config"] |= {"prepared": f"/d/{HOSTILE}", "local": HOSTILE, "output": HOSTILE, "fanstore": HOSTILE}
+    data["nodes"][1]["outputs"]["trouble"] = HOSTILE
+    for node in data["nodes"]:
+        node["host"] = HOSTILE
+        node["events"].append([2.0, "error", HOSTILE, f"cannot read '{HOSTILE}'"])
+    page = check(data)
+    for section in ("head", "traffic", "events", "nodes", "outputs"):
+        assert '<script>alert("x")</script>' in page.sections[section], section
+    text = report_page(data)
+    assert "\u202e" not in text and "\x1b" not in text and "\udcff" not in text, "shown as escapes"
+
+
+def test_what_is_wrong_is_said_first() -> None:
+    data = make_job(4, code=None)
+    assert "error" in {level for level, _ in findings(data)}
+    data = make_job(4, code=7)
+    data["nodes"][0]["errors"] = {"damaged_files": 2, "failed_reads": 5, "fallbacks": 3}
+    data["nodes"][1]["staging"]["skipped_partitions"] = 1
+    data["nodes"][2]["served_bytes"] *= 9
+    data["nodes"][3]["uptime_s"] += 1  # the one that ended last knows best
+    data["nodes"][3]["outputs"] |= {"pending": 2, "trouble": "copying: No space left on device"}
+    said = list(findings(data))
+    text = "\n".join(sentence for _, sentence in said)
+    for words in (
+        "exit code 7",
+        "5 reads failed, in 2 damaged files",
+        "3 times a damaged or unreadable copy",
+        "1 copy of partitions could not be made",
+        "Rank 2 gave",
+        "2 outputs could not be saved",
+        "No space left on device",
+    ):
+        assert words in text
+    assert "good" not in {level for level, _ in said}
+    healthy = [level for level, _ in findings(make_job(4))]
+    assert healthy == ["good"] * 3
+
+
+# --- figures ---
+
+
+def test_the_course_of_time_adds_up_to_the_sums() -> None:
+    """Also when nodes were asked at different times, with different intervals."""
+    first, second = make_job(1, 100, samples=37)["nodes"][0], make_job(1, 90.5, samples=199, seed=2)["nodes"][0]
+    course = figures.course([first, {**second, "rank": 1}])
+    lengths = [end - start for start, end in zip([0, *course.ends_s], course.ends_s, strict=False)]
+    for name in SOURCES:
+        area = sum(rate * length for rate, length in zip(course.rates[name], lengths, strict=True))
+        assert math.isclose(area, sum(first["samples"][name]) + sum(second["samples"][name]), rel_tol=1e-9)
+    highest = max(max(node["samples"]["memory_bytes"]) for node in (first, second))
+    assert max(course.memory_most) == highest
+    assert max(course.pending_bytes) == max(max(node["samples"]["pending_bytes"]) for node in (first, second))
+    assert all(mean <= most for mean, most in zip(course.memory_mean, course.memory_most, strict=True))
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1e6), st.integers(0, 10**15)), min_size=1, max_size=20))
+def test_any_samples_make_a_course(steps: list[tuple[float, int]]) -> None:
+    node = make_idle_node()
+    times, total = [0.0], 0
+    for step_s, count in steps:
+        times.append(times[-1] + step_s)
+        total += count
+    columns = {name: [0] * len(times) for name in node["samples"]}
+    course = figures.course(
+        [{**node, "samples": {**columns, "at_s": times, "local": [0, *(count for _, count in steps)]}}]
+    )
+    assert math.isclose(sum(course.rates["local"]) * course.ends_s[0], total, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def test_many_nodes_are_taken_together_in_the_matrix() -> None:
+    nodes = make_job(130, samples=2)["nodes"]
+    matrix = figures.matrix(nodes)
+    assert len(matrix.labels) == 44 and matrix.labels[0] == "0-2" and matrix.labels[-1] == "129-129"
+    whole = sum(sum(node["fetched"].values()) for node in nodes)
+    assert sum(map(sum, matrix.cells)) == whole
+    assert figures.matrix(nodes[:64]).cells[3][5] == nodes[3]["fetched"]["5"]
+
+
+@given(st.floats(1e-3, 1e15))
+def test_ticks_reach_the_highest_value_and_are_few(most: float) -> None:
+    for ticks in (markup.decimal_ticks(most), markup.binary_ticks(most)):
+        assert ticks[0] == 0 and ticks[-1] >= most * 0.998 and 2 <= len(ticks) <= 6
+
+
+@given(st.floats(0.05, 1e8))
+def test_times_on_the_axis_are_few_and_inside(end_s: float) -> None:
+    ticks = markup.time_ticks(end_s)
+    assert 1 <= len(ticks) <= 7 and all(0 <= tick <= end_s * 1.001 for tick in ticks)
+    labels = [markup.time_label(tick, ticks[1]) for tick in ticks if len(ticks) > 1]
+    assert len(set(labels)) == len(labels), labels
+
+
+# --- files ---
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    replace_file(target, "first \udcff")
+    assert target.read_text() == "first \\udcff"
+    before = target.stat().st_ino
+    replace_file(target, "second", 0o604)
+    assert target.read_text() == "second" and target.stat().st_ino != before
+    assert target.stat().st_mode & 0o777 == 0o604
+    with pytest.raises(IsADirectoryError):
+        (tmp_path / "d").mkdir()
+        replace_file(tmp_path / "d", "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "page.html"], "nothing is left of the attempt"
