@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,20 +52,25 @@ def is_open(fd: int) -> bool:
     return True
 
 
-def test_small_ones_go_together(shelf: Counting, tmp_path: Path) -> None:
-    names = [f"n{number}" for number in range(COPIERS + 40)]
-    items = [wanted(tmp_path, name, 100) for name in names]
-    courier = Courier(shelf)
+def send_all(shelf: Shelf, items: Sequence[Wanted], then: Callable[[trio.Nursery], None]) -> None:
+    """Have all of them copied, one after the other, and do something when nothing goes on by itself."""
 
     async def main() -> None:
+        courier = Courier(shelf)
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
                 for item in items:
                     nursery.start_soon(courier.copy, item)
                     await trio.testing.wait_all_tasks_blocked()
-                shelf.may_go.set()
+                then(nursery)
 
     trio.run(main)
+
+
+def test_small_ones_go_together(shelf: Counting, tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(COPIERS + 40)]
+    items = [wanted(tmp_path, name, 100) for name in names]
+    send_all(shelf, items, lambda nursery: shelf.may_go.set())
     assert [len(group) for group in shelf.groups[:COPIERS]] == [1] * COPIERS, "nobody waits for company"
     assert sorted(name for group in shelf.groups for name in group) == sorted(names)
     assert max(map(len, shelf.groups)) == TOGETHER
@@ -77,17 +82,7 @@ def test_small_ones_go_together(shelf: Counting, tmp_path: Path) -> None:
 def test_large_ones_go_alone(shelf: Counting, tmp_path: Path) -> None:
     sizes = [1, 1, 1, 1, 100, SMALL_BYTES, SMALL_BYTES + 1, 7, 8]
     items = [wanted(tmp_path, f"n{number}", size) for number, size in enumerate(sizes)]
-
-    async def main() -> None:
-        courier = Courier(shelf)
-        with trio.fail_after(LIMIT_S):
-            async with trio.open_nursery() as nursery:
-                for item in items:
-                    nursery.start_soon(courier.copy, item)
-                    await trio.testing.wait_all_tasks_blocked()
-                shelf.may_go.set()
-
-    trio.run(main)
+    send_all(shelf, items, lambda nursery: shelf.may_go.set())
     assert ["n6"] in shelf.groups, "large"
     assert ["n4", "n5"] in shelf.groups and ["n7", "n8"] in shelf.groups
 
@@ -121,17 +116,7 @@ def test_one_that_fails_fails_alone(shelf: Counting, tmp_path: Path) -> None:
 
 def test_who_is_cancelled_in_line_leaves_nothing_open(shelf: Counting, tmp_path: Path) -> None:
     items = [wanted(tmp_path, f"n{number}", 100) for number in range(COPIERS + 5)]
-
-    async def main() -> None:
-        courier = Courier(shelf)
-        with trio.fail_after(LIMIT_S):
-            async with trio.open_nursery() as nursery:
-                for item in items:
-                    nursery.start_soon(courier.copy, item)
-                    await trio.testing.wait_all_tasks_blocked()
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    send_all(shelf, items, lambda nursery: nursery.cancel_scope.cancel())
     assert sum(is_open(item.source) for item in items) == COPIERS, "those that are being copied"
     shelf.may_go.set()
     end_s = time.monotonic() + LIMIT_S
