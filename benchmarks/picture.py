@@ -291,6 +291,38 @@ def draw_shared_fs(record: dict[str, Any], path: Path) -> None:
     _finish(figure, title, subtitle, record, path)
 
 
+def draw_dlio(record: dict[str, Any], path: Path) -> None:
+    workloads = list(record["settings"]["workloads"])
+    figure, grid = pyplot.subplots(
+        len(workloads), 2, figsize=(11, 1.5 * len(workloads) + 0.8), squeeze=False, layout="constrained"
+    )
+    for row, workload in zip(grid, workloads, strict=True):
+        for axes, epoch in zip(row, (1, 2), strict=True):
+            chosen = [item for item in record["summary"] if (item["workload"], item["epoch"]) == (workload, epoch)]
+            names = [item["contender"] for item in chosen]
+            rounds = [
+                [
+                    run["epochs"][epoch - 1]["au_percent"]
+                    for run in record["runs"]
+                    if (run["workload"], run["contender"]) == (workload, name)
+                ]
+                for name in names
+            ]
+            medians = [item["au_percent"]["median"] for item in chosen]
+            notes = [
+                f"{median:.0f} %, {item['samples_per_s']['median']:,.0f} samples/s"
+                for median, item in zip(medians, chosen, strict=True)
+            ]
+            title = f"{workload}, {'first epoch, cold' if epoch == 1 else 'second epoch'}: AU"
+            _bars(axes, names, medians, rounds, notes, title)
+    settings = record["settings"]
+    subtitle = (
+        f"{settings['dlio']}, PyTorch {settings['torch']}; shared: {settings['profile_sentence']}; "
+        f"{settings['rounds']} interleaved rounds (dots); bar: median"
+    )
+    _finish(figure, "DLIO: accelerator utilisation", subtitle, record, path)
+
+
 def draw_walk_tree(record: dict[str, Any], path: Path) -> None:
     peers = list(dict.fromkeys(item["peer"] for item in record["summary"]))
     order = [peer for peer in ("source", "fanstore-none-native", "fanstore-none-python") if peer in peers]
@@ -452,6 +484,7 @@ DRAWINGS = {
     "cached_once": draw_cached_once,
     "growth": draw_growth,
     "shared_fs": draw_shared_fs,
+    "dlio": draw_dlio,
     "walk_tree": draw_walk_tree,
     "remote_reads": draw_remote_reads,
     "read_peers": draw_read_peers,

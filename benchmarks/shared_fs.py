@@ -35,7 +35,7 @@ from harness.dataset import Dataset, DatasetSpec, make
 from harness.reading import Readers
 from harness.record import Spread, markdown_table
 from harness.script import run_script
-from harness.throttled import PROFILES, Profile, Throttled, build, throttled
+from harness.throttled import PROFILES, Throttled, build, throttled
 from harness.workspace import workspace
 from shared_node import EPOCHS, LIMIT_S, Spec, warm_servers
 
@@ -46,8 +46,6 @@ CONTENDERS = ("shared", "copied", "unpacked", "fanstore", "fanstore-staged")
 PARTITIONS = 8
 #: Small against the dataset: what an epoch finds in memory is what the kernel keeps, in all contenders.
 FANSTORE_CACHE = "32MiB"
-#: After an earlier job the disk, and the host of a virtual machine, are still writing.
-SETTLE_S = 2.0
 
 
 def program(name: str) -> str:
@@ -185,16 +183,17 @@ def orders_of(dataset: Dataset, round_number: int) -> list[list[str]]:
 
 
 def measure(
-    contender: str, nodes: int, readers: int, profile: Profile, served: Path, work: Path, orders: list[list[str]]
+    place: tuple[str, int], arguments: argparse.Namespace, served: Path, work: Path, orders: list[list[str]]
 ) -> dict[str, Any]:
-    """One job on a fresh mount of the shared file system; nothing of it is left."""
+    """One contender on so many nodes, on a fresh mount of the shared file system; nothing of it is left."""
+    contender, nodes = place
     directory = work / "job"
     directory.mkdir()
     try:
-        with throttled(work / "throttled_fs", profile, served, directory, nodes) as shared:
-            job = Job(contender, nodes, readers, directory, served, shared)
+        with throttled(work / "throttled_fs", PROFILES[arguments.profile], served, directory, nodes) as shared:
+            job = Job(contender, nodes, arguments.readers, directory, served, shared)
             drop(files_below(served))
-            time.sleep(SETTLE_S)
+            time.sleep(arguments.settle)
             warm_servers(job.needs())
             return job.run(orders, work / "reader")
     finally:
@@ -291,6 +290,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--readers", type=int, default=4, help="on each node, as workers of a data loader")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settle", type=float, default=2.0, help="seconds before each job, for the disk to calm down")
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
     parser.add_argument("--name", default=f"shared-fs-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
@@ -316,7 +316,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
             orders = orders_of(dataset, number)
             for contender, nodes in turn:
                 load = os.getloadavg()[0]
-                result = measure(contender, nodes, arguments.readers, profile, served, work, orders)
+                result = measure((contender, nodes), arguments, served, work, orders)
                 if any(epoch["bytes"] != dataset.total_bytes for epoch in result["epochs"]):
                     raise BenchmarkError(f"{contender} gave other bytes than the source")
                 place = {"round": number, "contender": contender, "nodes": nodes, "load_average": load}
