@@ -282,7 +282,7 @@ def make_table(result: dict[str, Any]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=6000)
+    parser.add_argument("--files", type=int, default=4000)
     parser.add_argument("--mean-bytes", type=int, default=107_000, help="as ImageNet's JPEGs")
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--profile", choices=PROFILES, default="lustre", help="of the shared file system")
