@@ -168,6 +168,7 @@ def together(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "p50_us": max(line["latency_us"]["p50"] for line in lines),
         "p99_us": max(line["latency_us"]["p99"] for line in lines),
         "sources": sources,
+        "busy": lines[0]["busy"],
     }
 
 
@@ -217,6 +218,7 @@ def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if not items:
                 continue
             line: dict[str, Any] = {"contender": contender, "nodes": nodes, "rounds": len(items)}
+            line["busy"] = Spread.of([item["epochs"][-1]["busy"] for item in items]).median
             line["startup_s"] = asdict(Spread.of([item["startup_s"] for item in items]))
             line["asked"] = {
                 name: Spread.of([item["asked"][name] for item in items]).median for name in items[0]["asked"]
@@ -255,8 +257,8 @@ def make_table(result: dict[str, Any]) -> str:
         "",
         "Files/s of all nodes together, and the ratio to `shared` in the same round: median (lowest-highest). First: "
         "the first epoch. With start-up: the same, and the time before it counts as well. Second: with what is in "
-        f"memory then. Emptied: all caches emptied before ({settings['emptied_by']}). Asked: what the shared file "
-        "system was asked in the whole job.",
+        f"memory then. Emptied: all caches emptied before ({settings['emptied_by']}); busy: the share of this machine's "
+        "processors that was at work then. Asked: what the shared file system was asked in the whole job.",
     ]
     for nodes in sorted({item["nodes"] for item in result["summary"]}):
         rows = []
@@ -271,10 +273,11 @@ def make_table(result: dict[str, Any]) -> str:
                     f"{item['startup_s']['median']:.2f}",
                     cell(item["with start-up"]),
                     *(cell(item[epoch]) for epoch in EPOCHS),
+                    f"{item['busy']:.0%}",
                     f"{asked['metadata_operations']:,.0f} + {data}",
                 ]
             )
-        head = ["", "start-up s", "with start-up", "first", "second", "emptied", "asked: metadata operations"]
+        head = ["", "start-up s", "with start-up", "first", "second", "emptied", "busy", "asked: metadata operations"]
         title = f"## {nodes} node{'s' if nodes > 1 else ''}, {nodes * settings['readers']} readers"
         lines += ["", title, "", markdown_table(head, rows)]
     return "\n".join(lines)

@@ -65,6 +65,13 @@ def fetches(root: Path) -> dict[str, int]:
     return {name: int(values["fetches"]) for name, values in sources.items()}
 
 
+def processor_ticks() -> tuple[int, int]:
+    """Of all cores since the machine has started: busy, and all."""
+    ticks = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]  # idle, and idle while a disk is waited for
+    return sum(ticks) - idle, sum(ticks)
+
+
 def main() -> None:
     started_s = time.monotonic()
     path = Path(sys.argv[1])
@@ -86,11 +93,13 @@ def main() -> None:
                     warm_servers(Path(spec.server))
             before = fetches(root)
             meeting.wait()
+            busy, ticks = processor_ticks()
             done = json.loads(run([spec.reader, str(order), str(spec.readers), str(BUFFER_BYTES)], LIMIT_S).stdout)
+            busy, ticks = (after - earlier for after, earlier in zip(processor_ticks(), (busy, ticks), strict=True))
             if done["files"] != len(files):
                 meeting.give_up(f"{done['files']} files were read, not {len(files)}")
             sources = {name: count - before[name] for name, count in fetches(root).items()}
-            output.write(json.dumps({"epoch": epoch, **done, "sources": sources}) + "\n")
+            output.write(json.dumps({"epoch": epoch, **done, "sources": sources, "busy": busy / max(1, ticks)}) + "\n")
         meeting.wait()
 
 
