@@ -257,8 +257,8 @@ def make_table(result: dict[str, Any]) -> str:
         "",
         "Files/s of all nodes together, and the ratio to `shared` in the same round: median (lowest-highest). First: "
         "the first epoch. With start-up: the same, and the time before it counts as well. Second: with what is in "
-        f"memory then. Emptied: all caches emptied before ({settings['emptied_by']}); busy: the share of this machine's "
-        "processors that was at work then. Asked: what the shared file system was asked in the whole job.",
+        f"memory then. Emptied: all caches emptied before ({settings['emptied_by']}); busy: the part of this "
+        "machine's processors that was at work then. Asked: what the shared file system was asked in the whole job.",
     ]
     for nodes in sorted({item["nodes"] for item in result["summary"]}):
         rows = []
