@@ -24,7 +24,7 @@ TEXT = "#3c4148"
 
 
 def _colour(name: str) -> str:
-    if name in ("source", "tar"):  # what the others are compared with
+    if name in ("source", "tar", "shared"):  # what the others are compared with
         return REFERENCE
     if name.startswith("fanstore") and "python" in name:
         return OWN_PYTHON
@@ -255,6 +255,74 @@ def draw_remote_reads(record: dict[str, Any], path: Path) -> None:
     _finish(figure, "Reading from other nodes: files/s relative to raw mpi4py", subtitle, record, path)
 
 
+def draw_shared_fs(record: dict[str, Any], path: Path) -> None:
+    counts = sorted({item["nodes"] for item in record["summary"]})
+    figures = {
+        "first": "first epoch",
+        "emptied": "again, caches emptied",
+        "second": "again, from memory",
+        "with start-up": "first epoch with start-up",
+    }
+    figure, grid = pyplot.subplots(
+        len(counts),
+        len(figures),
+        figsize=(4.6 * len(figures), 2.0 * len(counts) + 0.8),
+        squeeze=False,
+        layout="constrained",
+    )
+    for row, nodes in zip(grid, counts, strict=True):
+        chosen = [item for item in record["summary"] if item["nodes"] == nodes]
+        names = [item["contender"] for item in chosen]
+        for axes, (name, title) in zip(row, figures.items(), strict=True):
+            rounds = [item[name]["ratios"] for item in chosen]
+            medians = [item[name]["ratio_to_shared"]["median"] for item in chosen]
+            notes = [
+                f"{median:.2f} x, {item[name]['files_per_s']['median']:,.0f}/s"
+                for median, item in zip(medians, chosen, strict=True)
+            ]
+            _bars(axes, names, medians, rounds, notes, f"{nodes} node{'s' * (nodes > 1)}: {title}")
+            axes.axvline(1, color=REFERENCE, linewidth=0.8, linestyle=":")
+    settings = record["settings"]
+    subtitle = (
+        f"shared: {settings['profile_sentence']}; {settings['readers']} readers per node, all nodes on this machine; "
+        f"{settings['rounds']} interleaved rounds (dots); bar: median"
+    )
+    title = f"Files/s relative to a shared file system, {record['dataset']['description']}"
+    _finish(figure, title, subtitle, record, path)
+
+
+def draw_dlio(record: dict[str, Any], path: Path) -> None:
+    workloads = list(record["settings"]["workloads"])
+    figure, grid = pyplot.subplots(
+        len(workloads), 2, figsize=(11, 1.5 * len(workloads) + 0.8), squeeze=False, layout="constrained"
+    )
+    for row, workload in zip(grid, workloads, strict=True):
+        for axes, epoch in zip(row, (1, 2), strict=True):
+            chosen = [item for item in record["summary"] if (item["workload"], item["epoch"]) == (workload, epoch)]
+            names = [item["contender"] for item in chosen]
+            rounds = [
+                [
+                    run["epochs"][epoch - 1]["au_percent"]
+                    for run in record["runs"]
+                    if (run["workload"], run["contender"]) == (workload, name)
+                ]
+                for name in names
+            ]
+            medians = [item["au_percent"]["median"] for item in chosen]
+            notes = [
+                f"{median:.0f} %, {item['samples_per_s']['median']:,.0f} samples/s"
+                for median, item in zip(medians, chosen, strict=True)
+            ]
+            title = f"{workload}, {'first epoch, cold' if epoch == 1 else 'second epoch'}: AU"
+            _bars(axes, names, medians, rounds, notes, title)
+    settings = record["settings"]
+    subtitle = (
+        f"{settings['dlio']}, PyTorch {settings['torch']}; shared: {settings['profile_sentence']}; "
+        f"{settings['rounds']} interleaved rounds (dots); bar: median"
+    )
+    _finish(figure, "DLIO: accelerator utilisation", subtitle, record, path)
+
+
 def draw_walk_tree(record: dict[str, Any], path: Path) -> None:
     peers = list(dict.fromkeys(item["peer"] for item in record["summary"]))
     order = [peer for peer in ("source", "fanstore-none-native", "fanstore-none-python") if peer in peers]
@@ -415,6 +483,8 @@ DRAWINGS = {
     "profile_reads": draw_profile_reads,
     "cached_once": draw_cached_once,
     "growth": draw_growth,
+    "shared_fs": draw_shared_fs,
+    "dlio": draw_dlio,
     "walk_tree": draw_walk_tree,
     "remote_reads": draw_remote_reads,
     "read_peers": draw_read_peers,

@@ -8,42 +8,14 @@ Ranks wait for each other before each case, with files. Each writes its figures 
 import json
 import os
 import sys
-import time
 from pathlib import Path
-from typing import NoReturn
 
 from harness.command import run
+from harness.meeting import LIMIT_S, Meeting
 from harness.reading import BUFFER_BYTES
 from harness.remote import Case, File, Files, Spec, keep_in_memory
 
 from fanstore.format.prepared import PreparedDataset
-
-LIMIT_S = 120.0
-
-
-class Meeting:
-    """A place where all ranks meet: empty files in the job's directory."""
-
-    def __init__(self, directory: Path, rank: int, ranks: int) -> None:
-        self._directory, self._rank, self._ranks = directory, rank, ranks
-        self._number = 0
-
-    def give_up(self, reason: str) -> NoReturn:
-        """Let the others know that this rank does not come any more, and why."""
-        (self._directory / "given-up").write_text(reason)
-        raise SystemExit(reason)
-
-    def wait(self) -> None:
-        self._number += 1
-        names = [self._directory / f"met-{self._number}-{rank}" for rank in range(self._ranks)]
-        names[self._rank].touch()
-        limit_s = time.monotonic() + LIMIT_S
-        while not all(name.exists() for name in names):
-            if (self._directory / "given-up").exists():
-                raise SystemExit((self._directory / "given-up").read_text())
-            if time.monotonic() > limit_s:
-                raise SystemExit("a rank has not come")
-            time.sleep(0.002)
 
 
 def forget(paths: list[Path]) -> None:
