@@ -12,8 +12,12 @@ _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def drop_method() -> str:
-    """How ``drop`` works for this user: ``drop_caches`` (data and metadata) or ``fadvise`` (data only)."""
-    return "drop_caches" if os.access(_DROP_CACHES, os.W_OK) else "fadvise"
+    """How ``drop`` works for this user: ``drop_caches`` (data and metadata) or ``fadvise`` (data only).
+
+    FANSTORE_BENCH_GENTLE=1 asks for the latter: where others use the machine, as in tests.
+    """
+    gentle = os.environ.get("FANSTORE_BENCH_GENTLE") == "1"
+    return "drop_caches" if not gentle and os.access(_DROP_CACHES, os.W_OK) else "fadvise"
 
 
 def drop(files: Iterable[Path]) -> None:
