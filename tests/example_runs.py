@@ -510,7 +510,7 @@ def main() -> int:
         parser.error(f"TMPDIR is too long for the sockets that PyTorch makes there (at most {MAX_TMPDIR} bytes)")
     chosen = [example for example in ALL if not arguments.only or example.name in arguments.only]
     interruption = Interruption()
-    os.environ.setdefault(leftovers.MARK_VARIABLE, f"examples-{os.getpid()}")
+    os.environ[leftovers.MARK_VARIABLE] = f"examples-{os.getpid()}"  # ours, whatever else runs beside it
     work = Path(tempfile.mkdtemp(prefix="fanstore-examples.")).resolve()
     os.environ["TMPDIR"] = str(work)  # mpirun leaves files there when it is killed
     one, two = (Workbench(work / name, arguments.python, interruption.check) for name in ("one", "two"))

@@ -332,6 +332,8 @@ def test_leftovers_are_named_and_left_alone(prepared: Path, mount: Mount, tmp_pa
 def test_silent_mount(prepared: Path, mount: Mount) -> None:
     mounted = mount(prepared)
     mounted.signal(signal.SIGSTOP)
+    state = Path(f"/proc/{mounted.process.pid}/stat")
+    wait_until(lambda: ") T " in state.read_text(), "that it has stopped", state.read_text)
     try:
         found = [finding for finding in leftovers.check_mounts() if str(mounted.path) in finding.found]
     finally:

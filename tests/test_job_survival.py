@@ -181,8 +181,8 @@ def test_full_local_disk(start_job: StartJob, prepared: dict[str, Path], source:
     """Rank 1's disk has room, says the kernel, but no inode for a second copy: ENOSPC in the middle of staging."""
     small = tmp_path / "job" / "ssd1"
     small.mkdir(parents=True)
-    # Of the inodes one each is for the root, the job's directory, its lock, and one copy.
-    options = "size=300m,nr_inodes=4"
+    # Of the inodes one each is for the root, the job's directory, its lock, where it is mounted, and one copy.
+    options = "size=300m,nr_inodes=5"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", small], check=True, timeout=60)
     try:
         full = r"cannot be copied to .*/ssd1/.*, it is read where it is: No space left on device"

@@ -21,8 +21,15 @@ _NAME = "mount.json"
 
 
 def record_mount(directory: Path, point: MountPoint) -> None:
-    """Note where the job of this directory is about to mount."""
-    (directory / _NAME).write_text(json.dumps({"path": str(point.path), "created": point.created}))
+    """Note where the job of this directory is about to mount. On a full disk it does without."""
+    noted = json.dumps({"path": str(point.path), "created": point.created})
+    try:
+        with open(os.open(directory / _NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(noted)
+    except OSError as error:
+        log.warning(
+            "%s cannot be written; the mount stays if this job is killed: %s", directory / _NAME, error.strerror
+        )
 
 
 def take_over(directory: Path) -> bool:
