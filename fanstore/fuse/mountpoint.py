@@ -278,6 +278,8 @@ def _clear_mounts(point: Path) -> None:
                     f"with: fanstore-umount --lazy {point}"
                 )
             case Condition.ALIVE:
+                if find_mount(point) != mount:
+                    continue  # another process has just unmounted it, and it was the directory that answered
                 raise MountError(
                     f"{mount.source} is mounted on {point} already: unmount it first with: fanstore-umount {point}"
                 )
