@@ -6,6 +6,7 @@ Same seed and same files: same loss.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +105,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4, help="threads that read and decode")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    # Ctrl-C ends it at once: a KeyboardInterrupt that comes while a lock of the pool is taken leaves it taken for ever.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     training, classes = list_folder(arguments.directory / "train")
     validation, _ = list_folder(arguments.directory / "val")
