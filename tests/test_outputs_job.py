@@ -257,7 +257,7 @@ def test_the_deciding_node_is_killed(
         assert code != 0
         job.announced.append(r"the content of \S+ is on rank 0 only")
     # All that is lost is named. Of what was under way when the node died nobody knows how far it came.
-    died_with_it = r"outputs were only on rank 0 on \S+, which died before they were saved: (.*)"
+    died_with_it = r"outputs were only on rank 0 on \S+, which died before they were saved; .* They are: (.*)"
     told = [
         path for rank in (1, 2) for text in re.findall(died_with_it, job.log_text(rank)) for path in text.split(", ")
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 
 import msgpack
 import trio
@@ -61,14 +60,8 @@ class Elsewhere:
             if data is not None:
                 return data
             await trio.sleep(_AGAIN_S)
-        log.warning("the content of %s is on rank %d only, which does not give it", self._name(output), holder)
+        log.warning("the content of %s is on rank %d only, which does not give it", self._tree.title(output), holder)
         raise RefusedError(errno.EIO)
-
-    def _name(self, output: Output) -> str:
-        try:
-            return os.fsdecode(self._tree.path(output.place)) if output.place is not None else "a removed output"
-        except RefusedError:
-            return "an output in a removed directory"
 
     async def _read_saved(self, output: Output, offset: int, length: int) -> bytes | None:
         """From ``--output``; None if it has got another name there in this moment."""

@@ -11,6 +11,7 @@ An operation is a tuple of plain values, its kind first, so that it travels as i
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -226,6 +227,13 @@ class OutputTree:
     def path(self, place: Place) -> bytes:
         """Where a name is, relative to the root of the mount."""
         return self._path(place, lambda output: output.place)
+
+    def title(self, output: Output) -> str:
+        """What an output is called, for people."""
+        try:
+            return os.fsdecode(self.path(output.place)) if output.place is not None else "a removed output"
+        except RefusedError:
+            return "an output in a removed directory"
 
     def standing_path(self, place: Place) -> bytes:
         """Where a name is in ``--output``, whose directories may have other names than those of the mount by now."""

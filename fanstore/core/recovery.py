@@ -227,7 +227,7 @@ class _Recovery:
             error = failed.get(output.inode)
             if error is None and (output.inode in {*left, *self._unfinished} or not self._is_due(output)):
                 continue
-            log.warning("cannot save %s: %s", self._name(output), "it is in the way" if error is None else error)
+            log.warning("cannot save %s: %s", self._tree.title(output), "it is in the way" if error is None else error)
             self._result.failed += 1
 
     def _is_due(self, output: Output) -> bool:
@@ -237,12 +237,6 @@ class _Recovery:
             return not output.is_file or mine or output.is_copied()
         # What was removed stays where something is to come that is not complete.
         return output.standing is None or self._tree.lookup(*output.standing.place) is None
-
-    def _name(self, output: Output) -> str:
-        try:
-            return os.fsdecode(self._tree.path(output.place)) if output.place is not None else "a removed output"
-        except RefusedError:
-            return "an output in a removed directory"
 
     async def _look_around(self) -> set[int]:
         """Find what somebody else has changed in ``--output`` since; the outputs that are left alone."""
@@ -303,7 +297,7 @@ class _Recovery:
             self._shelf.publish(file, path, output.mode, content.mtime_ns, output.xattrs)
             self._shelf.sync([path])
         except OSError as error:
-            log.warning("cannot save what there is of %s: %s", self._name(output), error.strerror or error)
+            log.warning("cannot save what there is of %s: %s", self._tree.title(output), error.strerror or error)
             self._result.failed += 1
             return
         self._result.unfinished += 1

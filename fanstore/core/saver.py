@@ -10,7 +10,6 @@ for ever, with growing pauses; what is pending stays pending. Trio thread; the s
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -218,7 +217,7 @@ class Saver:
                         return  # it changes: whoever writes it will close it again
                     pause_s = RETRY_S
                 except OSError as error:
-                    self._fail(inode, f"cannot copy {self._name(output)}", error)
+                    self._fail(inode, f"cannot copy {self._tree.title(output)}", error)
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, RETRY_MOST_S)
                     continue
@@ -263,12 +262,6 @@ class Saver:
         except RefusedError:
             return False  # removed meanwhile
         return True
-
-    def _name(self, output: Output) -> str:
-        try:
-            return os.fsdecode(self._tree.path(output.place)) if output.place is not None else "a removed output"
-        except RefusedError:
-            return "an output in a removed directory"
 
     def _fail(self, inode: int, what: str, error: OSError) -> None:
         if self.trouble.since == 0.0:

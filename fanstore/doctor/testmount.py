@@ -7,7 +7,6 @@ nevertheless is unmounted here. Runs in the thread of its check.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -100,6 +99,8 @@ def _look_at_engine(engine: dict[str, dict[str, str]]) -> Iterator[Finding]:
 
 def _clean_up(directory: Path) -> None:
     if find_mount(directory / "mount") is not None:
-        with contextlib.suppress(MountError):  # then the directory stays, and shows up among the leftovers
+        try:
             unmount(directory / "mount", lazy=True)
+        except MountError:
+            return  # it stays, and shows up among the leftovers
     shutil.rmtree(directory, ignore_errors=True)

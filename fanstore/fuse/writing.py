@@ -7,7 +7,6 @@ Used by session.py. Trio thread; what may block runs in worker threads.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import tempfile
 import time
@@ -201,10 +200,11 @@ class OutputLife:
         if lost and outputs.decides():
             holders = sorted({f"rank {output.holder} on {job.nodes[output.holder].host}" for output in lost})
             log.error(
-                "%d outputs were only on %s, which died before they were saved: %s",
+                "%d outputs were only on %s, which died before they were saved; if its disk is still there, run on "
+                "that node, with DIR as in this job: fanstore-mount --recover --local DIR. They are: %s",
                 len(lost),
                 ", ".join(holders),
-                _listed(os.fsdecode(outputs.tree.path(output.place)) for output in lost if output.place is not None),
+                _listed(map(outputs.tree.title, lost)),
             )
         if not unsaved:
             return not lost
@@ -228,16 +228,18 @@ class OutputLife:
         return not self._unsaved()
 
     def _tell(self, outputs: Outputs, saver: Saver, unsaved: list[Output]) -> None:
+        assert self._directory is not None
         self._told = True
         log.error(
-            "%d outputs could not be saved to %s%s; they stay in %s, and the next fanstore-mount with the same --local "
-            "on this node, or fanstore-mount --recover, saves them: %s",
+            "%d outputs could not be saved to %s%s; they stay in %s. When it can be written to again, run on this "
+            "node: fanstore-mount --recover --local %s (the next job with this --local does so, too). They are: %s",
             len(unsaved),
             self._writing.output,
             f" ({saver.trouble.reason})" if saver.trouble.reason else "",
             self._directory,
+            self._directory.parent,
             _listed(
-                f"{os.fsdecode(outputs.tree.path(output.place))} ({outputs.objects.file(output.inode).name})"
+                f"{outputs.tree.title(output)} ({outputs.objects.file(output.inode).name})"
                 for output in unsaved
                 if output.place is not None
             ),
