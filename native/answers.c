@@ -75,6 +75,13 @@ static bool is_mixed(const struct fsx_tree *tree, uint32_t entry) {
     return tree->outputs != NULL && fsx_outputs_is_mixed(tree->outputs, entry);
 }
 
+/* Names that Python answers for, whatever the index or the outputs have. */
+static bool is_special(const struct fsx_request *request, const uint8_t *name, size_t name_bytes) {
+    const bool dots = name[0] == '.' && (name_bytes == 1 || (name_bytes == 2 && name[1] == '.'));
+    return dots || (request->nodeid == FUSE_ROOT_ID && name_bytes == sizeof CONTROL_NAME - 1 &&
+                    memcmp(name, CONTROL_NAME, name_bytes) == 0);
+}
+
 /* A name that the index does not have, or that cannot be there. */
 static enum fsx_verdict look_elsewhere(const struct fsx_tree *tree, uint64_t parent, const uint8_t *name,
                                        size_t name_bytes, struct fsx_reply *reply) {
@@ -91,13 +98,8 @@ static enum fsx_verdict lookup(const struct fsx_tree *tree, const struct fsx_req
     const uint8_t *name = fsx_request_name(request, 0, &name_bytes);
     if (name == NULL || name_bytes == 0)
         return FSX_FORWARD;
-    if (name[0] == '.') {
-        const bool dots = name_bytes == 1 || (name_bytes == 2 && name[1] == '.');
-        const bool control = request->nodeid == FUSE_ROOT_ID && name_bytes == sizeof CONTROL_NAME - 1 &&
-                             memcmp(name, CONTROL_NAME, name_bytes) == 0;
-        if (dots || control)
-            return FSX_FORWARD;
-    }
+    if (is_special(request, name, name_bytes))
+        return FSX_FORWARD;
     if (fsx_is_output(request->nodeid))
         return name_bytes > FSX_NAME_MAX ? FSX_FORWARD : look_elsewhere(tree, request->nodeid, name, name_bytes, reply);
     const uint32_t parent = (uint32_t)(request->nodeid - 1);
@@ -246,7 +248,8 @@ static enum fsx_verdict open_output(struct fsx_outputs *outputs, uint64_t inode,
     const bool keep = fsx_outputs_alone(outputs) && !opened.old_pages;
     const bool direct = (opened.handle & FSX_DIRECT_HANDLE) != 0;
     const struct fuse_open_out out = {
-        .fh = opened.handle, .open_flags = (keep ? FOPEN_KEEP_CACHE : 0u) | (direct ? FOPEN_DIRECT_IO : 0u)};
+        .fh = opened.handle,
+        .open_flags = (keep ? FOPEN_KEEP_CACHE : 0u) | fsx_outputs_open_flags(outputs, direct)};
     return succeed(reply, &out, sizeof out);
 }
 
@@ -375,6 +378,23 @@ static bool asks_for_capabilities(const struct fsx_request *request) {
     return name != NULL && strcmp((const char *)name, "security.capability") == 0;
 }
 
+/* A new file. What is strange in any way is for Python to refuse. */
+static enum fsx_verdict create_(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply) {
+    const struct fuse_create_in *in = fsx_request_fixed(request, sizeof *in);
+    size_t name_bytes;
+    const uint8_t *name = in == NULL ? NULL : fsx_request_name(request, sizeof *in, &name_bytes);
+    if (name == NULL || name_bytes == 0 || name_bytes > FSX_NAME_MAX || is_special(request, name, name_bytes) ||
+        (in->mode & (S_ISUID | S_ISGID)) != 0)
+        return FSX_FORWARD;
+    if (fsx_is_dataset(tree, request->nodeid) &&
+        fsx_index_lookup(tree->index, (uint32_t)(request->nodeid - 1), name, name_bytes) >= 0)
+        return FSX_FORWARD;
+    reply->wanted = (struct fsx_wanted){.parent = request->nodeid, .name = name, .name_bytes = name_bytes,
+                                        .mode = in->mode & ~in->umask & 07777u, .flags = in->flags, .uid = tree->uid,
+                                        .gid = tree->gid, .valid_s = FSX_CACHE_S};
+    return FSX_CREATE;
+}
+
 /* What is not as it is without outputs. False if nothing is: then the request is answered as ever. */
 static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply,
                                 enum fsx_verdict *verdict) {
@@ -397,7 +417,10 @@ static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_re
             *verdict = lseek_(tree, request, entry, reply);
         return output || dataset;
     case FUSE_FLUSH: /* never ENOSYS, or the kernel would not tell of those that matter */
-        *verdict = output && fsx_outputs_waits(tree->outputs) ? FSX_FORWARD : succeed(reply, "", 0);
+        *verdict = output && fsx_outputs_waits(tree->outputs) ? FSX_CLOSE : succeed(reply, "", 0);
+        return true;
+    case FUSE_CREATE:
+        *verdict = output || dataset ? create_(tree, request, reply) : FSX_FORWARD;
         return true;
     case FUSE_RELEASE:
         if (output)

@@ -35,6 +35,8 @@ enum fsx_verdict {
     FSX_SILENCE,  /* done, the kernel expects no reply */
     FSX_READ,     /* read content: entry, offset and length are in the reply */
     FSX_OUTPUT,   /* do the task in the reply, on the content of an output */
+    FSX_CREATE,   /* create what is wanted in the reply, or forward it */
+    FSX_CLOSE,    /* an output is closed by one who waits for that to be known: note it, or forward it */
     FSX_FORWARD,  /* it is not for us: Python has the meaning */
 };
 
@@ -46,7 +48,10 @@ struct fsx_reply {
     uint32_t entry; /* FSX_READ: which file, its first name */
     uint64_t offset;
     uint32_t length; /* FSX_READ: bytes up to the end of the file at most; may be 0 */
-    struct fsx_task task; /* FSX_OUTPUT; its data points into the request */
+    union {
+        struct fsx_task task;     /* FSX_OUTPUT; its data points into the request */
+        struct fsx_wanted wanted; /* FSX_CREATE; its name likewise */
+    };
 };
 
 /* An inode number of the dataset is the entry of its first name plus one. */

@@ -15,7 +15,8 @@
 enum fsx_crossing_kind {
     FSX_CROSS_READ,        /* of the dataset; the number is an entry */
     FSX_CROSS_OUTPUT_READ, /* of an output that is not here; the number is its inode, also below */
-    FSX_CROSS_MAKE_LOCAL   /* an output is written that is not here: the operation waits until it is */
+    FSX_CROSS_MAKE_LOCAL,  /* an output is written that is not here: the operation waits until it is */
+    FSX_CROSS_NO_ROOM      /* the disk is full, but what was removed a moment ago may still go: likewise */
 };
 
 /* What Python is told. `token` is what it answers with. */

@@ -84,27 +84,10 @@ static uint64_t now_ns(void) {
 
 /* ---- counting ----------------------------------------------------------------------------------------------------- */
 
-static enum fsx_operation operation_of(uint32_t opcode) {
-    switch (opcode) {
-    case FUSE_LOOKUP: return FSX_OP_LOOKUP;
-    case FUSE_GETATTR: return FSX_OP_GETATTR;
-    case FUSE_READLINK: return FSX_OP_READLINK;
-    case FUSE_STATFS: return FSX_OP_STATFS;
-    case FUSE_READDIR:
-    case FUSE_READDIRPLUS: return FSX_OP_READDIR;
-    case FUSE_GETXATTR: return FSX_OP_GETXATTR;
-    case FUSE_OPEN: return FSX_OP_OPEN;
-    case FUSE_OPENDIR: return FSX_OP_OPENDIR;
-    case FUSE_READ: return FSX_OP_READ;
-    case FUSE_WRITE: return FSX_OP_WRITE;
-    default: return FSX_OP_OTHER;
-    }
-}
-
 static void count_operation(struct worker *worker, uint32_t opcode, int error, uint64_t start_ns) {
     /* As in operations.py: that there is no such thing, or no need for a message, is an ordinary answer. */
     const bool failed = error != 0 && error != ENOENT && error != ENODATA && error != ENOSYS;
-    fsx_latency_record(&worker->operations[operation_of(opcode)], now_ns() - start_ns, failed);
+    fsx_latency_record(&worker->operations[fsx_operation_of(opcode)], now_ns() - start_ns, failed);
 }
 
 /* ---- crossings ---------------------------------------------------------------------------------------------------- */
@@ -152,8 +135,9 @@ static void cross_fetched(void *context, const struct fsx_reader *reader) {
 
 static void tell_failure(void *context) { wake_python(context); }
 
-/* The content of an output is not on this node: Python reads it, or brings it here before it is changed. */
-static void cross_output(struct worker *worker, const struct fsx_request *request, const struct fsx_task *task) {
+/* The content of an output is not on this node: Python reads it, or brings it here before it is changed. Or there is no room
+ * for what is written (`error`): Python removes what it still has to. */
+static void cross_output(struct worker *worker, const struct fsx_request *request, const struct fsx_task *task, int error) {
     struct fsx_asked asked = {.kind = FSX_CROSS_OUTPUT_READ, .worker = worker->number, .unique = request->unique,
                               .number = task->inode, .offset = task->offset, .length = task->length};
     if (task->opcode == FUSE_LSEEK) { /* the kernel then takes all of a file for data, which is always right */
@@ -161,7 +145,7 @@ static void cross_output(struct worker *worker, const struct fsx_request *reques
         return;
     }
     if (task->opcode != FUSE_READ) {
-        asked.kind = FSX_CROSS_MAKE_LOCAL;
+        asked.kind = error == ENOENT ? FSX_CROSS_MAKE_LOCAL : FSX_CROSS_NO_ROOM;
         asked.parked = fsx_task_copy(task);
         if (asked.parked == NULL) {
             fsx_device_reply(worker->device, request->unique, NULL, 0, ENOMEM);
@@ -297,18 +281,40 @@ static void *pump_main(void *argument) {
 
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
 
-/* The content of an output. ENOENT: Python must do it; it is not on this node, or so many threads write already that, if
- * the disk cannot follow, none would be left for whoever reads. */
+/* One more thread that writes to a disk, unless there are so many already that, if the disk cannot follow, none would be
+ * left for whoever reads. Ends with end_writing either way. */
+static bool begin_writing(struct fsx_engine *engine) {
+    const uint32_t most = engine->settings.workers > READERS_LEAST ? engine->settings.workers - READERS_LEAST : 1;
+    return atomic_fetch_add(&engine->writers, 1) < most;
+}
+
+static void end_writing(struct fsx_engine *engine) { atomic_fetch_sub(&engine->writers, 1); }
+
+/* The content of an output. ENOENT: Python must do it; it is not on this node, or too many threads write already. */
 static int do_output(struct fsx_engine *engine, struct fsx_reply *reply) {
     const bool writes = reply->task.opcode == FUSE_WRITE || reply->task.opcode == FUSE_FALLOCATE;
     if (!writes)
         return fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
-    const uint32_t most = engine->settings.workers > READERS_LEAST ? engine->settings.workers - READERS_LEAST : 1;
     int error = ENOENT;
-    if (atomic_fetch_add(&engine->writers, 1) < most)
+    if (begin_writing(engine))
         error = fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
-    atomic_fetch_sub(&engine->writers, 1);
+    end_writing(engine);
     return error;
+}
+
+/* A new file. False: Python must do it. */
+static bool create(struct fsx_engine *engine, struct fsx_reply *reply) {
+    struct fsx_created created;
+    const bool done = begin_writing(engine) && fsx_outputs_create(engine->tree.outputs, &reply->wanted, &created);
+    end_writing(engine);
+    if (!done)
+        return false;
+    if (created.first)
+        wake_python(engine);
+    memcpy(reply->data, &created.entry, sizeof created.entry);
+    memcpy(reply->data + sizeof created.entry, &created.open, sizeof created.open);
+    reply->bytes = sizeof created.entry + sizeof created.open;
+    return true;
 }
 
 static void handle(struct worker *worker, size_t bytes) {
@@ -346,8 +352,20 @@ static void handle(struct worker *worker, size_t bytes) {
         break;
     case FSX_OUTPUT:
         reply.error = do_output(engine, &reply);
-        if (reply.error == ENOENT) {
-            cross_output(worker, &request, &reply.task);
+        if (reply.error == ENOENT || reply.error == ENOSPC || reply.error == EDQUOT) {
+            cross_output(worker, &request, &reply.task, reply.error);
+            return;
+        }
+        break;
+    case FSX_CREATE:
+        if (!create(engine, &reply)) {
+            forward(worker, &request, bytes);
+            return;
+        }
+        break;
+    case FSX_CLOSE:
+        if (!fsx_outputs_close(engine->tree.outputs, request.nodeid)) {
+            forward(worker, &request, bytes);
             return;
         }
         break;

@@ -19,14 +19,9 @@
 #include "content.h"
 #include "crossings.h"
 #include "fetching.h"
+#include "operations.h"
 
 #define FSX_ENGINE_WORKERS_MAX 64u
-
-/* Requests that are counted, by the names that stats.json has for them. */
-enum fsx_operation {
-    FSX_OP_LOOKUP, FSX_OP_GETATTR, FSX_OP_READLINK, FSX_OP_STATFS, FSX_OP_READDIR, FSX_OP_GETXATTR, FSX_OP_OPEN,
-    FSX_OP_OPENDIR, FSX_OP_READ, FSX_OP_WRITE, FSX_OP_OTHER, FSX_OPERATIONS
-};
 
 /* Sums over all threads; those of a moment, taken while they go on. */
 struct fsx_engine_counts {

@@ -3,39 +3,28 @@
  * Typed for Python in fanstore/_native.pyi.
  */
 #define PY_SSIZE_T_CLEAN
-#include "module.h"
+#include "module_engine.h"
 
 #include <errno.h>
 #include <stdbool.h>
 
-#include "engine.h"
 #include "exchange_type.h"
 
 /* Crossings that one call of take() returns at most, and failures of take_failures(). */
 #define TAKEN_MOST 64u
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *index;    /* keeps the index alive */
-    PyObject *exchange; /* and this the exchange; NULL if other nodes are Python's */
-    Py_buffer marks;
-    struct fsx_engine_settings settings;
-    struct fsx_engine *engine; /* NULL before start and after stop */
-    bool abandoned;            /* threads were left behind: nothing may be freed */
-} EngineObject;
-
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"index", "marks", "uid", "gid", "hidden", "blocks", "files", "verify", "cache_bytes",
-                               "workers", "shared_readers", "max_background", "outputs", "alone", "waits", NULL};
+                               "workers", "shared_readers", "max_background", "outputs", "alone", "waits", "journal", NULL};
     PyObject *index_object;
     Py_buffer marks;
     unsigned int uid, gid, workers, shared_readers, max_background;
-    int verify, outputs = -1, alone = 1, waits = 0;
+    int verify, outputs = -1, alone = 1, waits = 0, journal = -1;
     long long hidden;
     unsigned long long blocks, files, cache_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ipp", keywords, &index_object, &marks, &uid, &gid, &hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ippi", keywords, &index_object, &marks, &uid, &gid, &hidden,
                                      &blocks, &files, &verify, &cache_bytes, &workers, &shared_readers,
-                                     &max_background, &outputs, &alone, &waits))
+                                     &max_background, &outputs, &alone, &waits, &journal))
         return NULL;
     const struct fsx_index *index = fsx_index_of(index_object);
     EngineObject *self = NULL;
@@ -60,7 +49,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         goto fail;
     }
     if (outputs >= 0) {
-        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0);
+        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0, journal);
         if (self->settings.tree.outputs == NULL) {
             PyErr_SetFromErrno(PyExc_OSError);
             goto fail;
@@ -311,107 +300,6 @@ static PyObject *engine_take_failures(EngineObject *self, PyObject *unused) {
     return result;
 }
 
-/* ---- outputs ------------------------------------------------------------------------------------------------------ */
-
-static struct fsx_outputs *outputs_of(const EngineObject *self) {
-    if (self->settings.tree.outputs == NULL)
-        PyErr_SetString(PyExc_ValueError, "the engine was made without outputs");
-    return self->settings.tree.outputs;
-}
-
-static PyObject *engine_add_name(EngineObject *self, PyObject *args) {
-    unsigned long long parent;
-    Py_buffer name;
-    if (!PyArg_ParseTuple(args, "Ky*", &parent, &name))
-        return NULL;
-    struct fsx_outputs *outputs = outputs_of(self);
-    const bool added = outputs != NULL && fsx_outputs_add_name(outputs, parent, name.buf, (size_t)name.len);
-    PyBuffer_Release(&name);
-    if (outputs == NULL)
-        return NULL;
-    if (!added)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
-static PyObject *engine_remove_name(EngineObject *self, PyObject *args) {
-    unsigned long long parent;
-    Py_buffer name;
-    if (!PyArg_ParseTuple(args, "Ky*", &parent, &name))
-        return NULL;
-    struct fsx_outputs *outputs = outputs_of(self);
-    const bool there = outputs != NULL && fsx_outputs_remove_name(outputs, parent, name.buf, (size_t)name.len);
-    PyBuffer_Release(&name);
-    return outputs == NULL ? NULL : PyBool_FromLong(there);
-}
-
-static PyObject *engine_mix(EngineObject *self, PyObject *argument) {
-    const unsigned long entry = PyLong_AsUnsignedLong(argument);
-    struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
-    if (outputs == NULL)
-        return NULL;
-    if (entry > UINT32_MAX || !fsx_outputs_mix(outputs, (uint32_t)entry)) {
-        PyErr_SetString(PyExc_ValueError, "there is no such entry");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *engine_describe(EngineObject *self, PyObject *args) {
-    unsigned long long inode, size, blocks;
-    long long mtime_ns;
-    unsigned int mode, nlink, uid, gid, valid_s;
-    if (!PyArg_ParseTuple(args, "KIIKKLIII", &inode, &mode, &nlink, &size, &blocks, &mtime_ns, &uid, &gid, &valid_s))
-        return NULL;
-    struct fsx_outputs *outputs = outputs_of(self);
-    if (outputs == NULL)
-        return NULL;
-    if (inode == 0) {
-        PyErr_SetString(PyExc_ValueError, "0 is no inode");
-        return NULL;
-    }
-    struct fuse_attr_out out = {.attr_valid = valid_s};
-    struct fuse_attr *attr = &out.attr;
-    *attr = (struct fuse_attr){.ino = inode, .mode = mode, .nlink = nlink, .size = size, .blocks = blocks, .uid = uid,
-                              .gid = gid, .blksize = 4096};
-    fsx_fill_times(attr, mtime_ns);
-    if (!fsx_outputs_describe(outputs, &out))
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
-static PyObject *engine_undescribe(EngineObject *self, PyObject *argument) {
-    const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
-    struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
-    if (outputs == NULL)
-        return NULL;
-    fsx_outputs_undescribe(outputs, inode);
-    Py_RETURN_NONE;
-}
-
-static PyObject *engine_drop(EngineObject *self, PyObject *argument) {
-    const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
-    struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
-    if (outputs == NULL)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    fsx_outputs_drop(outputs, inode);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *engine_open(EngineObject *self, PyObject *arguments) {
-    unsigned long long inode;
-    unsigned int flags;
-    if (!PyArg_ParseTuple(arguments, "KI", &inode, &flags))
-        return NULL;
-    struct fsx_outputs *outputs = outputs_of(self);
-    if (outputs == NULL)
-        return NULL;
-    const struct fsx_opened opened = fsx_outputs_open(outputs, inode, flags);
-    return opened.handle == 0 ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(opened.handle);
-}
-
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 static PyObject *latency_tuple(const struct fsx_latency *latency) {
@@ -421,13 +309,12 @@ static PyObject *latency_tuple(const struct fsx_latency *latency) {
 }
 
 static bool add_operations(PyObject *result, const struct fsx_engine_counts *counts) {
-    static const char *const NAMES[FSX_OPERATIONS] = {"lookup", "getattr", "readlink", "statfs", "readdir",
-                                                      "getxattr", "open", "opendir", "read", "write", "other"};
     for (int op = 0; op < FSX_OPERATIONS; op++) {
         if (counts->operations[op].count == 0)
             continue;
         PyObject *latency = latency_tuple(&counts->operations[op]);
-        const bool added = latency != NULL && PyDict_SetItemString(result, NAMES[op], latency) == 0;
+        const char *name = fsx_operation_name((enum fsx_operation)op);
+        const bool added = latency != NULL && PyDict_SetItemString(result, name, latency) == 0;
         Py_XDECREF(latency);
         if (!added)
             return false;
@@ -517,15 +404,7 @@ static PyMethodDef engine_methods[] = {
     {"route", (PyCFunction)engine_route, METH_VARARGS, "route(partition, ranks): ask these for it from now on"},
     {"take_failures", (PyCFunction)engine_take_failures, METH_NOARGS, "take_failures() -> [(kind, peer, partition)]"},
     {"fetched", (PyCFunction)engine_fetched, METH_NOARGS, "fetched() -> ([(chunks, bytes)] by rank, latency)"},
-    {"add_name", (PyCFunction)engine_add_name, METH_VARARGS, "add_name(parent, name): there is such an output"},
-    {"remove_name", (PyCFunction)engine_remove_name, METH_VARARGS, "remove_name(parent, name) -> whether it was there"},
-    {"describe", (PyCFunction)engine_describe, METH_VARARGS,
-     "describe(inode, mode, nlink, size, blocks, mtime_ns, uid, gid, valid_s): what stat says of a directory with outputs"},
-    {"undescribe", (PyCFunction)engine_undescribe, METH_O, "undescribe(inode): Python answers for it"},
-    {"mix", (PyCFunction)engine_mix, METH_O, "mix(entry): this directory of the dataset has outputs"},
-    {"open", (PyCFunction)engine_open, METH_VARARGS,
-     "open(inode, flags): a new output is open; its handle, which is not the inode if it is past the pages of the mount"},
-    {"drop", (PyCFunction)engine_drop, METH_O, "drop(inode): the file of this output is gone, or another one"},
+    FSX_OUTPUT_METHODS
     {"ended", (PyCFunction)engine_ended, METH_NOARGS, "ended() -> (whether the connection is at its end, errno or 0)"},
     {"statistics", (PyCFunction)engine_statistics, METH_NOARGS, "statistics() -> dict of counters"},
     {"stop", (PyCFunction)engine_stop, METH_O, "stop(limit_ms) -> whether all threads have ended"},

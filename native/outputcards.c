@@ -89,6 +89,19 @@ bool fsx_output_cards_put(struct fsx_output_cards *cards, const struct fuse_attr
     return room;
 }
 
+bool fsx_output_cards_touch(struct fsx_output_cards *cards, uint64_t inode, uint64_t seconds, uint32_t nanoseconds) {
+    pthread_rwlock_wrlock(&cards->lock);
+    struct card *card = find(cards->slots, cards->mask, inode);
+    const bool valid = card->valid;
+    if (valid) {
+        struct fuse_attr *attr = &card->out.attr;
+        attr->atime = attr->mtime = attr->ctime = seconds;
+        attr->atimensec = attr->mtimensec = attr->ctimensec = nanoseconds;
+    }
+    pthread_rwlock_unlock(&cards->lock);
+    return valid;
+}
+
 void fsx_output_cards_drop(struct fsx_output_cards *cards, uint64_t inode) {
     pthread_rwlock_wrlock(&cards->lock);
     find(cards->slots, cards->mask, inode)->valid = false; /* of a free slot it is false already */

@@ -19,6 +19,8 @@ void fsx_output_cards_free(struct fsx_output_cards *cards);
 /* Keep what is to be answered for an inode (`out->attr.ino`, not 0), in place of what was kept before. False without
  * memory: then nothing is kept. */
 bool fsx_output_cards_put(struct fsx_output_cards *cards, const struct fuse_attr_out *out);
+/* A name has come to the directory: its times are these from now on, if there is a card of it. Whether there is. */
+bool fsx_output_cards_touch(struct fsx_output_cards *cards, uint64_t inode, uint64_t seconds, uint32_t nanoseconds);
 /* The inode has none any more. */
 void fsx_output_cards_drop(struct fsx_output_cards *cards, uint64_t inode);
 /* What is kept for an inode; false if nothing is. */

@@ -109,6 +109,17 @@ static int keep(struct fsx_output_files *files, uint64_t inode, int fd, uint64_t
     return spare;
 }
 
+/* Its descriptor; -1 with errno set. */
+static int open_file(const struct fsx_output_files *files, uint64_t inode, int more_flags) {
+    char name[20];
+    snprintf(name, sizeof name, "%" PRIx64, inode);
+    int fd;
+    do
+        fd = openat(files->directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC | more_flags, 0600);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
 int fsx_output_files_use(struct fsx_output_files *files, uint64_t inode, struct fsx_output_use *use) {
     pthread_mutex_lock(&files->lock);
     const uint64_t drops = files->drops;
@@ -118,12 +129,7 @@ int fsx_output_files_use(struct fsx_output_files *files, uint64_t inode, struct 
     pthread_mutex_unlock(&files->lock);
     if (place != NO_PLACE)
         return 0;
-    char name[20];
-    snprintf(name, sizeof name, "%" PRIx64, inode);
-    int fd;
-    do
-        fd = openat(files->directory, name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    while (fd < 0 && errno == EINTR);
+    const int fd = open_file(files, inode, 0);
     if (fd < 0)
         return errno;
     const int spare = keep(files, inode, fd, drops, use);
@@ -147,6 +153,34 @@ void fsx_output_files_release(struct fsx_output_files *files, const struct fsx_o
     }
     if (spare >= 0)
         close(spare);
+}
+
+int fsx_output_files_make(struct fsx_output_files *files, uint64_t inode, struct stat *facts) {
+    const int fd = open_file(files, inode, O_CREAT | O_EXCL);
+    if (fd < 0)
+        return errno;
+    if (fstat(fd, facts) != 0) {
+        const int error = errno;
+        close(fd);
+        fsx_output_files_unmake(files, inode);
+        return error;
+    }
+    pthread_mutex_lock(&files->lock);
+    const uint64_t drops = files->drops;
+    pthread_mutex_unlock(&files->lock);
+    struct fsx_output_use use;
+    const int spare = keep(files, inode, fd, drops, &use); /* nobody else knows of it: it is not dropped meanwhile */
+    if (spare >= 0)
+        close(spare);
+    fsx_output_files_release(files, &use);
+    return 0;
+}
+
+void fsx_output_files_unmake(struct fsx_output_files *files, uint64_t inode) {
+    char name[20];
+    snprintf(name, sizeof name, "%" PRIx64, inode);
+    unlinkat(files->directory, name, 0);
+    fsx_output_files_drop(files, inode);
 }
 
 void fsx_output_files_drop(struct fsx_output_files *files, uint64_t inode) {

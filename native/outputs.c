@@ -10,10 +10,16 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A signal interrupts fallocate(2), which then has done nothing; one that is interrupted again and again gives up. */
 #define INTERRUPTED_MOST 20
+
+#ifndef FOPEN_NOFLUSH
+#define FOPEN_NOFLUSH (1u << 5)
+#endif
 
 /* What a disk is given at once while a file is written in order. */
 #define WINDOW_BYTES (UINT64_C(8) << 20)
@@ -26,12 +32,13 @@ struct fsx_outputs {
     struct fsx_output_cards *cards;
     struct fsx_output_files *files;
     struct fsx_output_opens *opens;
+    struct fsx_births *births; /* NULL if other nodes decide as well */
     atomic_uint_least64_t reads, read_bytes, writes, written_bytes;
 };
 
 _Static_assert(sizeof(struct fuse_write_out) <= 16 && sizeof(struct fuse_lseek_out) <= 16, "the room for an answer");
 
-struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits) {
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal) {
     struct fsx_outputs *outputs = calloc(1, sizeof *outputs);
     if (outputs == NULL)
         return NULL;
@@ -39,14 +46,15 @@ struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone,
     outputs->waits = waits;
     outputs->entries = entries;
     outputs->files = fsx_output_files_new(directory);
+    outputs->births = alone && outputs->files != NULL ? fsx_births_new(journal) : NULL;
     const int error = errno;
     outputs->mixed = calloc((size_t)entries / 64 + 1, sizeof *outputs->mixed);
     outputs->names = fsx_output_names_new();
     outputs->cards = fsx_output_cards_new();
     outputs->opens = fsx_output_opens_new();
-    if (outputs->files == NULL || outputs->mixed == NULL || outputs->names == NULL || outputs->cards == NULL ||
+    const bool opened = outputs->files != NULL && (outputs->births != NULL || !alone);
+    if (!opened || outputs->mixed == NULL || outputs->names == NULL || outputs->cards == NULL ||
         outputs->opens == NULL) {
-        const bool opened = outputs->files != NULL;
         fsx_outputs_free(outputs);
         errno = opened ? ENOMEM : error;
         return NULL;
@@ -61,6 +69,7 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
     fsx_output_names_free(outputs->names);
     fsx_output_cards_free(outputs->cards);
     fsx_output_opens_free(outputs->opens);
+    fsx_births_free(outputs->births);
     free(outputs->mixed);
     free(outputs);
 }
@@ -109,6 +118,12 @@ struct fsx_opened fsx_outputs_open(struct fsx_outputs *outputs, uint64_t inode, 
     return fsx_output_opens_open(outputs->opens, inode, flags);
 }
 
+uint32_t fsx_outputs_open_flags(const struct fsx_outputs *outputs, bool direct) {
+    if (!direct)
+        return 0;
+    return FOPEN_DIRECT_IO | (outputs->waits ? 0u : FOPEN_NOFLUSH);
+}
+
 void fsx_outputs_release(struct fsx_outputs *outputs, uint64_t handle) {
     fsx_output_opens_release(outputs->opens, handle);
 }
@@ -120,6 +135,97 @@ void fsx_outputs_count(const struct fsx_outputs *outputs, struct fsx_output_coun
                                          .read_bytes = atomic_load(&outputs->read_bytes),
                                          .writes = atomic_load(&outputs->writes),
                                          .written_bytes = atomic_load(&outputs->written_bytes)};
+}
+
+struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs) { return outputs->births; }
+
+/* ---- new files ---------------------------------------------------------------------------------------------------- */
+
+/* A directory of which C knows that it is there, and that Python has noted where it is. */
+static bool takes_names(struct fsx_outputs *outputs, uint64_t inode) {
+    struct fuse_attr_out out;
+    return (fsx_is_output(inode) || (inode > 0 && fsx_outputs_is_mixed(outputs, (uint32_t)(inode - 1)))) &&
+           fsx_output_cards_get(outputs->cards, inode, &out);
+}
+
+static void describe_new(const struct fsx_birth *birth, const struct fsx_wanted *wanted, const struct stat *facts,
+                         struct fuse_entry_out *entry) {
+    *entry = (struct fuse_entry_out){.nodeid = birth->inode, .entry_valid = wanted->valid_s, .attr_valid = wanted->valid_s};
+    struct fuse_attr *attr = &entry->attr;
+    *attr = (struct fuse_attr){.ino = birth->inode, .mode = birth->mode, .nlink = 1, .uid = wanted->uid, .gid = wanted->gid,
+                              .blocks = (uint64_t)facts->st_blocks, .blksize = 4096};
+    attr->atime = attr->mtime = attr->ctime = (uint64_t)facts->st_mtim.tv_sec;
+    attr->atimensec = attr->mtimensec = attr->ctimensec = (uint32_t)facts->st_mtim.tv_nsec;
+}
+
+/* In a turn. */
+static bool create(struct fsx_outputs *outputs, const struct fsx_wanted *wanted, struct fsx_created *created) {
+    if (wanted->name_bytes > FSX_BIRTH_NAME_MOST || !takes_names(outputs, wanted->parent) ||
+        fsx_output_names_has(outputs->names, wanted->parent, wanted->name, wanted->name_bytes))
+        return false;
+    struct fsx_birth *birth = fsx_births_next(outputs->births);
+    struct stat facts;
+    if (birth == NULL || fsx_output_files_make(outputs->files, birth->inode, &facts) != 0)
+        return false;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    birth->parent = wanted->parent;
+    birth->mode = S_IFREG | wanted->mode;
+    birth->mtime_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    birth->name_bytes = wanted->name_bytes;
+    memcpy(birth->name, wanted->name, wanted->name_bytes);
+    const struct fsx_opened opened = fsx_output_opens_open(outputs->opens, birth->inode, wanted->flags);
+    const bool named = opened.handle != 0 && fsx_output_names_add(outputs->names, wanted->parent, wanted->name,
+                                                                  wanted->name_bytes);
+    created->first = !fsx_births_any(outputs->births);
+    if (!named || !fsx_births_add(outputs->births, birth)) {
+        if (named)
+            fsx_output_names_remove(outputs->names, wanted->parent, wanted->name, wanted->name_bytes);
+        if (opened.handle != 0)
+            fsx_output_opens_release(outputs->opens, opened.handle);
+        fsx_output_files_unmake(outputs->files, birth->inode);
+        return false;
+    }
+    fsx_output_cards_touch(outputs->cards, wanted->parent, (uint64_t)now.tv_sec, (uint32_t)now.tv_nsec);
+    describe_new(birth, wanted, &facts, &created->entry);
+    const bool direct = (opened.handle & FSX_DIRECT_HANDLE) != 0;
+    created->open = (struct fuse_open_out){.fh = opened.handle, .open_flags = fsx_outputs_open_flags(outputs, direct)};
+    return true;
+}
+
+bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wanted, struct fsx_created *created) {
+    if (outputs->births == NULL)
+        return false;
+    fsx_births_begin(outputs->births);
+    const bool done = create(outputs, wanted, created);
+    fsx_births_end(outputs->births);
+    return done;
+}
+
+/* In a turn: what the file is like now that it is closed. */
+static bool close_new(struct fsx_outputs *outputs, struct fsx_birth *birth) {
+    struct fsx_output_use use;
+    if (fsx_output_files_use(outputs->files, birth->inode, &use) != 0)
+        return false;
+    struct stat facts;
+    const bool known = fstat(use.fd, &facts) == 0;
+    fsx_output_files_release(outputs->files, &use);
+    if (!known)
+        return false;
+    birth->size = (uint64_t)facts.st_size;
+    birth->closed_mtime_ns = (int64_t)facts.st_mtim.tv_sec * 1000000000 + facts.st_mtim.tv_nsec;
+    birth->closed_ctime_ns = (int64_t)facts.st_ctim.tv_sec * 1000000000 + facts.st_ctim.tv_nsec;
+    return fsx_births_close(outputs->births, birth);
+}
+
+bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode) {
+    if (outputs->births == NULL || !fsx_births_any(outputs->births))
+        return false;
+    fsx_births_begin(outputs->births);
+    struct fsx_birth *birth = fsx_births_find(outputs->births, inode);
+    const bool done = birth != NULL && !birth->closed && close_new(outputs, birth);
+    fsx_births_end(outputs->births);
+    return done;
 }
 
 /* ---- operations --------------------------------------------------------------------------------------------------- */

@@ -2,12 +2,13 @@
  * dataset have some, and their content, as far as it is on this node.
  *
  * Python has the meaning, and says what is here: names are added and removed, directories marked, files dropped, at any
- * time and from any thread. Made before the engine, so that it can be filled, and freed after it. Inode numbers of outputs
+ * time and from any thread. One thing is done without it: new files of a job of one node (outputbirths.h). Made before the engine, so that it can be filled, and freed after it. Inode numbers of outputs
  * are in [FSX_OUTPUT_FIRST, FSX_OUTPUT_END); those of the dataset are below, control files on either side.
  */
 #ifndef FANSTORE_OUTPUTS_H
 #define FANSTORE_OUTPUTS_H
 
+#include "outputbirths.h"
 #include "outputopens.h"
 
 #include <linux/fuse.h>
@@ -42,8 +43,8 @@ static inline bool fsx_is_output(uint64_t inode) { return inode >= FSX_OUTPUT_FI
 
 /* `directory`: of the objects, duplicated. `entries`: of the index. `alone`: the job has one node, so that nothing changes
  * but through this mount. `waits`: who closes an output waits until Python has taken note of it; otherwise nobody wants to
- * know. NULL with errno set. */
-struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits);
+ * know. `journal`: what files that are created here are noted in; -1 for nothing. NULL with errno set. */
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal);
 /* Nobody may use it any more. NULL is allowed. */
 void fsx_outputs_free(struct fsx_outputs *outputs);
 
@@ -68,7 +69,32 @@ bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct f
 /* Who has them open; parts of outputopens.h. */
 void fsx_outputs_allow_direct(struct fsx_outputs *outputs);
 struct fsx_opened fsx_outputs_open(struct fsx_outputs *outputs, uint64_t inode, uint32_t flags);
+/* What the kernel is told of one that is open: past its pages there is nothing to be written when it is closed, so that if
+ * nobody wants to know of it, the kernel need not say it. */
+uint32_t fsx_outputs_open_flags(const struct fsx_outputs *outputs, bool direct);
 void fsx_outputs_release(struct fsx_outputs *outputs, uint64_t handle);
+
+/* A new file that is wanted. */
+struct fsx_wanted {
+    uint64_t parent;
+    const uint8_t *name; /* not one of the dataset's */
+    size_t name_bytes;
+    uint32_t mode;  /* permissions */
+    uint32_t flags; /* of open(2) */
+    uint32_t uid, gid, valid_s;
+};
+struct fsx_created {
+    struct fuse_entry_out entry;
+    struct fuse_open_out open;
+    bool first; /* Python knew of all others */
+};
+/* Create and open it. False if Python must: it decides together with other nodes, knows more of the parent or of the name,
+ * or has to be told of a full disk. May block on a disk. */
+bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wanted, struct fsx_created *created);
+/* Somebody closes a file. False if Python must take note of it: it knows the file. */
+bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode);
+/* Files that were created, for Python; NULL if it decides on all. */
+struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs);
 
 /* As fsx_output_files_drop. */
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode);

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 LOOKUP, FORGET, GETATTR, READLINK, OPEN, READ, STATFS, RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
 GETXATTR, LISTXATTR, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, ACCESS = 22, 23, 25, 26, 27, 28, 29, 34
 INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS, LSEEK = 36, 39, 42, 44, 46
-SETATTR, WRITE, FSYNC, FSYNCDIR, FALLOCATE = 4, 16, 20, 30, 43
+SETATTR, WRITE, FSYNC, FSYNCDIR, CREATE, FALLOCATE = 4, 16, 20, 30, 35, 43
 
 _IN = struct.Struct("<IIQQIIII")
 _OUT = struct.Struct("<IiQ")
@@ -97,6 +97,10 @@ def fallocate_arguments(mode: int, offset: int, length: int) -> bytes:
 
 def lseek_arguments(offset: int, whence: int) -> bytes:
     return struct.pack("<QQII", 0, offset, whence, 0)
+
+
+def create_arguments(name: bytes, flags: int = 0, mode: int = 0o100644, umask: int = 0) -> bytes:
+    return struct.pack("<IIII", flags, mode, umask, 0) + name + b"\0"
 
 
 def getxattr_arguments(name: bytes, size: int) -> bytes:

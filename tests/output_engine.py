@@ -1,8 +1,9 @@
 """A native engine with outputs, of which the test is the kernel, pyfuse3, and Python, all in one process.
 
 Owns the sockets, the directory of objects and one thread: pyfuse3, which answers INIT and keeps every other message for
-the test to look at, with EXDEV for an answer, which the engine itself never gives. Used by test_native_outputs.py and
-test_native_output_messages.py, with its fixtures. (PYTEST_DONT_REWRITE: they import it before pytest could.)
+the test to look at, with EXDEV for an answer, which the engine itself never gives. Used by test_native_outputs.py,
+test_native_output_messages.py and test_native_births.py, with its fixtures. (PYTEST_DONT_REWRITE: they import it before
+pytest could.)
 """
 
 import contextlib
@@ -30,7 +31,7 @@ MIB = 1 << 20
 #: Inode numbers of outputs; the first and the last there can be.
 A, B, LAST = 1 << 40, (1 << 40) + 0xABC, (1 << 48) - 1
 FORWARDED = errno.EXDEV
-READ, OUTPUT_READ, MAKE_LOCAL = range(3)
+READ, OUTPUT_READ, MAKE_LOCAL, NO_ROOM = range(4)
 
 _IN = struct.Struct("<IIQQIIII")
 _NO_ANSWER = (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT)
@@ -43,7 +44,10 @@ class OutputEngine:
         kernel: the kernel's end; engine: the door to C; index: of the dataset; objects: where content is.
     """
 
-    def __init__(self, prepared: Path, objects: Path, *, alone: bool, outputs: bool, offered: int) -> None:
+    def __init__(
+        self, prepared: Path, objects: Path, *, alone: bool, outputs: bool, offered: int, journal: int = -1
+    ) -> None:
+        """``journal``: of a job with ``--output``; -1 with ``--scratch``."""
         self._dataset = PreparedDataset.open(prepared)  # the engine reads its memory
         self.index = self._dataset.index
         self.objects = objects
@@ -65,7 +69,8 @@ class OutputEngine:
                 12,
                 directory if outputs else -1,
                 alone,
-                not alone,
+                not alone or journal >= 0,
+                journal,
             )
         finally:
             os.close(directory)
@@ -158,6 +163,10 @@ class OutputEngine:
         assert len(taken) == 1
         return taken[0]
 
+    def wakes(self) -> int:
+        """How often Python was woken since the last time."""
+        return os.eventfd_read(self._wake)
+
     def statistics(self) -> dict[str, Any]:
         """Counters, with all that was asked before: a request is counted when it was answered."""
         assert self.ask(wire.GETATTR, 1, bytes(16)).error == 0
@@ -170,10 +179,16 @@ class OutputEngine:
 
 @contextlib.contextmanager
 def output_engine(
-    prepared: Path, objects: Path, *, alone: bool = True, outputs: bool = True, offered: int = wire.OFFERED
+    prepared: Path,
+    objects: Path,
+    *,
+    alone: bool = True,
+    outputs: bool = True,
+    offered: int = wire.OFFERED,
+    journal: int = -1,
 ) -> Iterator[OutputEngine]:
     """An engine that is stopped in the end, which must work."""
-    engine = OutputEngine(prepared, objects, alone=alone, outputs=outputs, offered=offered)
+    engine = OutputEngine(prepared, objects, alone=alone, outputs=outputs, offered=offered, journal=journal)
     try:
         yield engine
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 import fuse_wire as wire
 import pytest
 from mounting import needs_root, wait_until
-from output_engine import LAST, LIMIT_S, MAKE_LOCAL, MIB, OUTPUT_READ, A, B, OutputEngine, output_engine
+from output_engine import LAST, LIMIT_S, MAKE_LOCAL, MIB, NO_ROOM, OUTPUT_READ, A, B, OutputEngine, output_engine
 
 from fanstore import _native
 from fanstore.format.prepared import PreparedDataset
@@ -117,7 +117,7 @@ def test_errors_of_the_file_system_are_passed_on(alone: OutputEngine) -> None:
 
 @needs_root
 def test_a_full_disk(prepared: Path, tmp_path: Path) -> None:
-    """What there was room for is written and said; the next write is refused."""
+    """What there was room for is written and said; the next write is tried once more, and then refused."""
     disk = tmp_path / "disk"
     disk.mkdir()
     page = os.sysconf("SC_PAGESIZE")
@@ -127,10 +127,24 @@ def test_a_full_disk(prepared: Path, tmp_path: Path) -> None:
             engine.object(A).touch()
             written = engine.write(A, 0, bytes(range(256)) * (10 * page // 256))
             assert 0 < written < 10 * page and written == engine.object(A).stat().st_size
-            assert engine.ask(wire.WRITE, A, wire.write_arguments(written, bytes(page))).error == errno.ENOSPC
-            assert engine.ask(wire.FALLOCATE, A, wire.fallocate_arguments(0, 0, 10 * page)).error == errno.ENOSPC
+            for opcode, arguments, offset, length in (
+                (wire.WRITE, wire.write_arguments(written, bytes(page)), written, page),
+                (wire.FALLOCATE, wire.fallocate_arguments(0, 0, 10 * page), 0, 10 * page),
+            ):
+                unique = engine.kernel.send(opcode, A, arguments)
+                token, *asked = engine.take()
+                assert asked == [NO_ROOM, A, offset, length]
+                engine.engine.resume(token)
+                assert engine.kernel.receive() == (unique, wire.Reply(errno.ENOSPC, b""))
             assert engine.read(A, 0, 10 * page) == (bytes(range(256)) * (10 * page // 256))[:written]
-            assert engine.statistics()["operations"]["write"][:2] == (2, 1)
+            assert engine.statistics()["operations"]["write"][:2] == (1, 0)
+            engine.object(B).touch()
+            unique = engine.kernel.send(wire.WRITE, B, wire.write_arguments(0, bytes(page)))
+            token = engine.take()[0]
+            engine.object(A).unlink()
+            engine.engine.drop(A)
+            engine.engine.resume(token)
+            assert engine.kernel.receive() == (unique, wire.Reply(0, struct.pack("<II", page, 0))), "there is room now"
         del engine  # and with it the descriptors
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True, timeout=LIMIT_S)

@@ -104,6 +104,22 @@ class Journal:
             raise
         self._last, self._position = self._position, self._position + len(record)
 
+    @property
+    def fd(self) -> int:
+        """The descriptor, for the native engine, which adds records of its own (native/outputjournal.h)."""
+        return self._file.fileno()
+
+    @property
+    def end(self) -> int:
+        """Where the next record goes; -1 if some could not be written yet, which come first."""
+        return -1 if self._waiting else self._position
+
+    def go_on_at(self, position: int) -> None:
+        """Somebody else has added records, up to this position."""
+        if position != self._position:
+            self._file.seek(position)
+            self._position = self._last = position
+
     def take_back(self) -> None:
         """The last record is not to be: what it says was refused."""
         if self._last < 0:

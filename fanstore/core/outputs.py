@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import msgpack
 import trio
 
+from fanstore.core.births import Births, Creator
 from fanstore.core.council import OUTPUT_QUESTION, Council
 from fanstore.core.elsewhere import PIECE_BYTES, PIECES, Elsewhere
 from fanstore.core.journal import Journal
@@ -116,7 +117,8 @@ class Outputs:
         self._peers = peers
         self.rank = peers.rank if peers is not None else 0
         self.alone = peers is None
-        self._journal = journal
+        #: With ``--scratch`` nobody will want to know what there was.
+        self._journal = None if shelf is None else journal
         self._shelf = shelf
         self._settings = settings
         self._council = Council(peers, self)
@@ -125,6 +127,7 @@ class Outputs:
             self.saver = Saver(self.tree, objects, shelf, self.rank, self.decides, self._council.decide)
         self._elsewhere = Elsewhere(self.tree, objects, shelf, peers)
         self._lookups: dict[int, int] = {}
+        self.births = Births(self.tree, objects, self._journal, self.saver, self.rank, self.looked_up)
         self._nameless: dict[int, Output] = {}
         self._fetching: dict[int, trio.Lock] = {}
         self._closing: dict[int, trio.Lock] = {}
@@ -156,12 +159,18 @@ class Outputs:
                 "%d names in %s are hidden by the dataset's own", clashes, self._shelf.directory if self._shelf else "-"
             )
 
-    def use_kernel(self, kernel: Kernel) -> None:
-        """Whom to tell of names from now on, and of all that there are already."""
+    def use_kernel(self, kernel: Kernel, creator: Creator | None) -> None:
+        """Whom to tell of names from now on, and of all that there are already; and who creates files by itself."""
         self._kernel = kernel
         for output in self.tree.outputs.values():
             if output.place is not None:
                 kernel.appeared(output.place, output)
+        self.births.use(creator if self.alone else None)
+
+    @property
+    def journal_fd(self) -> int:
+        """Of the journal; -1 if nothing is noted."""
+        return -1 if self._journal is None else self._journal.fd
 
     def _resolve(self, path: bytes) -> int | None:
         """The directory with this path."""
@@ -212,6 +221,7 @@ class Outputs:
 
     def describe(self) -> dict[str, object]:
         """The section ``outputs`` of stats.json."""
+        self.births.take_over()
         named = [output for output in self.tree.outputs.values() if output.place is not None]
         files = [output for output in named if output.is_file]
         result: dict[str, object] = {
@@ -235,6 +245,10 @@ class Outputs:
     # --- Follower: operations, in the order that all nodes have ---
 
     def apply(self, operation: Operation) -> Effect:
+        with self.births:
+            return self._apply(operation)
+
+    def _apply(self, operation: Operation) -> Effect:
         effect = self._note_and_apply(operation)
         for place in effect.vanished:
             if self._kernel is not None:
@@ -260,6 +274,8 @@ class Outputs:
 
     def _note_and_apply(self, operation: Operation) -> Effect:
         """In the journal before it happens. A full disk refuses what needs room, and only where it is decided on."""
+        if self._journal is None:
+            return self.tree.apply(operation)
         must = operation[0] in _NEED_ROOM and self.decides()
         try:
             for directory in parents(operation):
@@ -477,6 +493,7 @@ class Outputs:
 
     async def read(self, inode: int, offset: int, length: int) -> bytes:
         """Bytes of an output, short at its end. Raises RefusedError, OSError."""
+        self.births.take_over()
         try:
             return self.objects.read(inode, offset, length)
         except FileNotFoundError:
@@ -566,6 +583,7 @@ class Outputs:
 
     async def close_all(self) -> None:
         """The mount has ended: what is still open counts as closed."""
+        self.births.take_over()
         for inode in list(self.objects.all()):
             try:
                 await self._make_known(inode, urgent=True)

@@ -251,6 +251,11 @@ class OutputTree:
         top = PARKED_PATH if place.parent == PARKED else self._dataset.path(place.parent)
         return b"/".join(([top] if top else []) + parts[::-1])
 
+    @property
+    def next_inode(self) -> int:
+        """The number that the next output will have."""
+        return self._next
+
     def knew(self, inode: int) -> bool:
         """Is this the number of an output that there is, or was?"""
         return FIRST_OUTPUT <= inode < self._next

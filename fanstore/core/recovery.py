@@ -186,7 +186,8 @@ class _Recovery:
         for inode in self._objects.all():
             output = self._tree.outputs.get(inode)
             if not self._tree.knew(inode):
-                nameless += 1
+                content = self._objects.find(inode)  # an empty one was about to be noted by the native engine
+                nameless += content is not None and content.size > 0
             elif output is not None and output.place is not None and not self._is_closed(output):
                 self._unfinished[inode] = output
         if nameless:

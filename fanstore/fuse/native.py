@@ -24,6 +24,7 @@ import pyfuse3
 import trio
 
 from fanstore import _native
+from fanstore.core.births import Birth
 from fanstore.core.control import CONTROL_NAME
 from fanstore.core.namespace import Attributes, Namespace
 from fanstore.core.reader import Reader, Verify
@@ -54,6 +55,12 @@ PACKET_BYTES = 160 << 10
 #: Milliseconds for threads to end once they are told to; only one that hangs in a read of a dead disk needs longer.
 STOP_LIMIT_MS = 3000
 
+#: Seconds that new files are the engine's alone, unless something is asked of Python meanwhile.
+BIRTHS_S = 0.05
+
+#: Seconds after which the kernel will have said that it has forgotten a file that was removed before.
+FORGET_S = 0.02
+
 #: Flags of the kernel's INIT message that are only reported (include/uapi/linux/fuse.h).
 _FUSE_PASSTHROUGH, _FUSE_OVER_IO_URING = 1 << 37, 1 << 41
 
@@ -66,6 +73,13 @@ class _Kind(IntEnum):
     READ = 0
     OUTPUT_READ = 1
     MAKE_LOCAL = 2
+    NO_ROOM = 3
+
+
+class Heir(Protocol):
+    """Takes over what the engine has created."""
+
+    def take_over(self) -> None: ...
 
 
 class OutputContent(Protocol):
@@ -77,6 +91,14 @@ class OutputContent(Protocol):
 
     @property
     def directory_fd(self) -> int: ...
+
+    @property
+    def journal_fd(self) -> int:
+        """Where the engine notes what it creates; -1 for nowhere."""
+
+    @property
+    def births(self) -> Heir:
+        """Whom to tell that it has created something."""
 
     async def read(self, inode: int, offset: int, length: int) -> bytes | memoryview:
         """Bytes of an output that is not on this node; less than ``length`` only at its end. Raises FanstoreError or
@@ -95,6 +117,7 @@ class NativeEngine:
         _outputs: None if nothing can be written.
         _remote: None if the engine does not fetch from other nodes.
         _budget: descriptors that may still be published; guarded by ``_lock``.
+        _creates: it creates files by itself; _awaits_births: they are about to be taken over.
         _stopped: the C engine has ended; counters are those of that moment.
     """
 
@@ -143,6 +166,7 @@ class NativeEngine:
             outputs=-1 if outputs is None else outputs.directory_fd,
             alone=alone,
             waits=waits,
+            journal=-1 if outputs is None else outputs.journal_fd,
         )
         self._ours, self.socket = socket_pair()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -151,6 +175,8 @@ class NativeEngine:
         self._budget = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
         self._resumed = trio.CapacityLimiter(RESUMED_MOST)
         self._stopped = False
+        self._creates = outputs is not None and alone
+        self._awaits_births = False
         self._remote: Remote | None = None
         if remote is not None and remote.exchange is not None:
             self._engine.fetch_with(remote.exchange, remote.rank, remote.timeout_s)
@@ -222,6 +248,26 @@ class NativeEngine:
         """The directory has no name any more."""
         self._engine.undescribe(inode)
 
+    def has_births(self) -> bool:
+        """As Creator has it, and so the next three."""
+        return self._engine.has_births()
+
+    def take_births(self) -> Sequence[Birth]:
+        return self._engine.take_births()
+
+    def begin_turn(self) -> tuple[Sequence[Birth], int]:
+        return self._engine.begin_turn()
+
+    def end_turn(self, next_inode: int, journal_end: int) -> None:
+        self._engine.end_turn(next_inode, journal_end)
+
+    async def _take_over_births(self) -> None:
+        """Some time after the first of them: by then most were closed, and many are taken at once."""
+        assert self._outputs is not None
+        await trio.sleep(BIRTHS_S)
+        self._awaits_births = False
+        self._outputs.births.take_over()
+
     def open(self, inode: int, flags: int) -> int:
         """A new output is open; its handle. That is not the inode if it is written past the pages of the mount."""
         return self._engine.open(inode, flags)
@@ -243,6 +289,9 @@ class NativeEngine:
                 await trio.lowlevel.wait_readable(self._wake)
                 os.eventfd_read(self._wake)
                 ended, code = self._engine.ended()  # before the last look at the line
+                if self._creates and not self._awaits_births and self._engine.has_births():
+                    self._awaits_births = True
+                    nursery.start_soon(self._take_over_births)
                 while crossings := self._take():
                     for token, kind, number, offset, length in crossings:
                         match kind:
@@ -252,6 +301,8 @@ class NativeEngine:
                                 nursery.start_soon(self._read_output, token, number, offset, length)
                             case _Kind.MAKE_LOCAL:
                                 nursery.start_soon(self._make_local, token, number)
+                            case _Kind.NO_ROOM:
+                                nursery.start_soon(self._wait_for_room, token)
                 if ended:
                     break
             nursery.cancel_scope.cancel()
@@ -293,6 +344,12 @@ class NativeEngine:
         assert self._outputs is not None
         async with self._answering("write", token):
             await self._outputs.make_local(inode)
+            await trio.to_thread.run_sync(self._engine.resume, token, limiter=self._resumed)
+
+    async def _wait_for_room(self, token: int) -> None:
+        """The content of a removed file goes when the kernel has forgotten it, which it says after unlink returned."""
+        async with self._answering("write", token):
+            await trio.sleep(FORGET_S)
             await trio.to_thread.run_sync(self._engine.resume, token, limiter=self._resumed)
 
     @contextlib.asynccontextmanager

@@ -69,6 +69,7 @@ def handler(function: _Handler) -> _Handler:
         start_ns = time.perf_counter_ns()
         number = 0
         try:
+            self._catch_up()
             return await function(self, *arguments)
         except FUSEError as error:
             number = error.errno
@@ -129,6 +130,9 @@ class FanstoreOperations(pyfuse3.Operations):
         self._control = control
         self._snapshots = Snapshots(control)
         self._statistics = statistics
+
+    def _catch_up(self) -> None:
+        """Know what the native engine has done by itself before a request is handled; here, that changes nothing."""
 
     # --- names and attributes ---
 

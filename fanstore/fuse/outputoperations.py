@@ -51,6 +51,9 @@ class OutputOperations(FanstoreOperations):
         self._names = names
         self._cache_s = CACHE_S if outputs.alone else _SHARED_CACHE_S
 
+    def _catch_up(self) -> None:
+        self._outputs.births.take_over()
+
     def _output_entry(self, inode: int) -> EntryAttributes:
         """Attributes of an output, or of a directory of the dataset that holds some."""
         cache_s = CACHE_S if inode < FIRST_OUTPUT else self._cache_s
@@ -106,6 +109,7 @@ class OutputOperations(FanstoreOperations):
         return self._entry(Inode(inode))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        self._catch_up()
         for inode, lookups in inode_list:
             if self._outputs.is_output(inode):
                 self._outputs.forget(inode, lookups)

@@ -327,7 +327,7 @@ class _Session:
         if outputs is not None:
             names = KernelNames(self._engine, outputs.alone)
             operations = OutputOperations(*parts, outputs, names)
-            outputs.use_kernel(names)
+            outputs.use_kernel(names, self._engine)
         options = MountOptions(str(self._settings.prepared), self._settings.allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
@@ -335,8 +335,9 @@ class _Session:
             except OSError as error:
                 self._stop_engine()
                 self._without_engine(error)
-                if names is not None:
+                if outputs is not None and names is not None:
                     names.without_engine()
+                    outputs.births.use(None)
         return mount_kernel(operations, point, options)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:

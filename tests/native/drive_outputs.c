@@ -128,7 +128,7 @@ static void *name_main(void *argument) {
 }
 
 static void use_from_threads(uint32_t rounds) {
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1);
     check_call(outputs != NULL, "no outputs");
     check(fsx_outputs_add_name(outputs, 7, "for ever", 8), "no memory");
     for (uint64_t i = 0; i < OUTPUTS; i++)
@@ -231,7 +231,7 @@ static void use_engine(uint32_t rounds) {
     struct output *truth = calloc(OUTPUTS, sizeof *truth);
     check(truth != NULL, "no memory");
     uint64_t seed = 5;
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1);
     check_call(outputs != NULL, "no outputs");
     rig_start_with(&rig, outputs, folder, -1, 1, LOCAL_FILES, FSX_VERIFY_FIRST, 0, 0);
     for (uint32_t round = 0; round < rounds; round++)
@@ -254,6 +254,7 @@ void drive_outputs(uint32_t rounds, const char *where) {
     make_folder(where);
     use_from_threads(rounds);
     use_engine(rounds);
+    drive_births(rounds, folder);
     close(folder);
     check_call(rmdir(folder_path) == 0, folder_path);
 }

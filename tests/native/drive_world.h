@@ -68,6 +68,8 @@ void drive_content(uint32_t rounds);
 void drive_fetch(uint32_t rounds);
 void drive_socket(uint32_t rounds);
 void drive_outputs(uint32_t rounds, const char *where);
+/* In an empty directory, which is left empty. */
+void drive_births(uint32_t rounds, int folder);
 void drive_mount(double seconds, const char *point);
 void drive_hang(const char *point);
 int drive_reader(double seconds, uint64_t seed, const char *point);

@@ -1,0 +1,52 @@
+/* module_engine.h: fanstore._native.Engine, as the files that translate for it share it. */
+#ifndef FANSTORE_MODULE_ENGINE_H
+#define FANSTORE_MODULE_ENGINE_H
+
+#include "module.h"
+
+#include <stdbool.h>
+
+#include "engine.h"
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *index;    /* keeps the index alive */
+    PyObject *exchange; /* and this the exchange; NULL if other nodes are Python's */
+    Py_buffer marks;
+    struct fsx_engine_settings settings;
+    struct fsx_engine *engine; /* NULL before start and after stop */
+    bool abandoned;            /* threads were left behind: nothing may be freed */
+} EngineObject;
+
+/* Methods that are about outputs: module_outputs.c. */
+PyObject *fsx_engine_add_name(EngineObject *self, PyObject *args);
+PyObject *fsx_engine_remove_name(EngineObject *self, PyObject *args);
+PyObject *fsx_engine_mix(EngineObject *self, PyObject *argument);
+PyObject *fsx_engine_describe(EngineObject *self, PyObject *args);
+PyObject *fsx_engine_undescribe(EngineObject *self, PyObject *argument);
+PyObject *fsx_engine_drop(EngineObject *self, PyObject *argument);
+PyObject *fsx_engine_open(EngineObject *self, PyObject *arguments);
+PyObject *fsx_engine_begin_turn(EngineObject *self, PyObject *unused);
+PyObject *fsx_engine_end_turn(EngineObject *self, PyObject *args);
+PyObject *fsx_engine_take_births(EngineObject *self, PyObject *unused);
+PyObject *fsx_engine_has_births(EngineObject *self, PyObject *unused);
+
+/* Rows of the table of methods. */
+#define FSX_OUTPUT_METHODS                                                                                            \
+    {"add_name", (PyCFunction)fsx_engine_add_name, METH_VARARGS, "add_name(parent, name): there is such an output"},  \
+    {"remove_name", (PyCFunction)fsx_engine_remove_name, METH_VARARGS, "remove_name(parent, name) -> whether it was there"}, \
+    {"describe", (PyCFunction)fsx_engine_describe, METH_VARARGS,                                                      \
+     "describe(inode, mode, nlink, size, blocks, mtime_ns, uid, gid, valid_s): what stat says of a directory with outputs"}, \
+    {"undescribe", (PyCFunction)fsx_engine_undescribe, METH_O, "undescribe(inode): Python answers for it"},           \
+    {"mix", (PyCFunction)fsx_engine_mix, METH_O, "mix(entry): this directory of the dataset has outputs"},            \
+    {"open", (PyCFunction)fsx_engine_open, METH_VARARGS,                                                              \
+     "open(inode, flags): a new output is open; its handle, which is not the inode if it is past the pages of the mount"}, \
+    {"drop", (PyCFunction)fsx_engine_drop, METH_O, "drop(inode): the file of this output is gone, or another one"},   \
+    {"has_births", (PyCFunction)fsx_engine_has_births, METH_NOARGS, "has_births() -> has it created files that were not taken?"}, \
+    {"take_births", (PyCFunction)fsx_engine_take_births, METH_NOARGS,                                                 \
+     "take_births() -> [(inode, parent, name, mode, mtime_ns, (size, mtime_ns, ctime_ns) if it was closed)]"},        \
+    {"begin_turn", (PyCFunction)fsx_engine_begin_turn, METH_NOARGS,                                                   \
+     "begin_turn() -> (births, end of the journal or -1): nothing is created from now on"},                           \
+    {"end_turn", (PyCFunction)fsx_engine_end_turn, METH_VARARGS, "end_turn(next_inode, end of the journal or -1)"},
+
+#endif
