@@ -80,7 +80,7 @@ def summarize(runs: list[dict[str, Any]], names: list[str]) -> list[dict[str, An
     """Per kind and contender: times, and speed relative to the disk in the same round."""
     by_key = {(item["kind"], item["round"], item["contender"]): item for item in runs}
     summary = []
-    for kind in KINDS:
+    for kind in dict.fromkeys(item["kind"] for item in runs):
         for contender in names:
             items = [item for item in runs if (item["kind"], item["contender"]) == (kind, contender)]
             line: dict[str, Any] = {"kind": kind, "contender": contender, "rounds": len(items)}
@@ -106,7 +106,8 @@ def make_table(result: dict[str, Any]) -> str:
         "Saved: the whole job with start and end, until everything stood in --output.",
         record.load_sentence(result["runs"]),
     ]
-    for kind, title in KINDS.items():
+    for kind in dict.fromkeys(item["kind"] for item in result["summary"]):
+        title = KINDS[kind]
         rows = []
         for item in result["summary"]:
             if item["kind"] == kind:
@@ -132,6 +133,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="part of the usual bytes and files, for a trial")
     parser.add_argument("--engine", nargs="+", choices=("native", "python"), default=["native", "python"])
+    parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
     parser.add_argument("--name", default=f"write-speed-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
@@ -150,7 +152,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
         run([prep, str(work / "images"), str(work / "d.fan")], RUN_S)
         for number in range(1, arguments.rounds + 1):
             shift = number % len(names)
-            for kind, (count, size) in sizes.items():
+            for kind in arguments.kind:
+                count, size = sizes[kind]
                 for contender in names[shift:] + names[:shift]:
                     figures = measure(contender, kind, count, size, work, mounter)
                     print(f"round {number}: {kind}: {contender:16} {figures}")
