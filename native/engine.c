@@ -317,6 +317,15 @@ static bool create(struct fsx_engine *engine, struct fsx_reply *reply) {
     return true;
 }
 
+/* Likewise for one who closes an output. */
+static bool close_output(struct fsx_engine *engine, uint64_t inode) {
+    bool first;
+    const bool done = fsx_outputs_close(engine->tree.outputs, inode, &first);
+    if (done && first)
+        wake_python(engine);
+    return done;
+}
+
 static void handle(struct worker *worker, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
     const uint64_t start_ns = now_ns();
@@ -364,7 +373,7 @@ static void handle(struct worker *worker, size_t bytes) {
         }
         break;
     case FSX_CLOSE:
-        if (!fsx_outputs_close(engine->tree.outputs, request.nodeid)) {
+        if (!close_output(engine, request.nodeid)) {
             forward(worker, &request, bytes);
             return;
         }

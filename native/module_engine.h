@@ -28,6 +28,7 @@ PyObject *fsx_engine_drop(EngineObject *self, PyObject *argument);
 PyObject *fsx_engine_open(EngineObject *self, PyObject *arguments);
 PyObject *fsx_engine_begin_turn(EngineObject *self, PyObject *unused);
 PyObject *fsx_engine_end_turn(EngineObject *self, PyObject *args);
+PyObject *fsx_engine_disown(EngineObject *self, PyObject *argument);
 PyObject *fsx_engine_take_births(EngineObject *self, PyObject *unused);
 PyObject *fsx_engine_has_births(EngineObject *self, PyObject *unused);
 
@@ -44,9 +45,10 @@ PyObject *fsx_engine_has_births(EngineObject *self, PyObject *unused);
     {"drop", (PyCFunction)fsx_engine_drop, METH_O, "drop(inode): the file of this output is gone, or another one"},   \
     {"has_births", (PyCFunction)fsx_engine_has_births, METH_NOARGS, "has_births() -> has it created files that were not taken?"}, \
     {"take_births", (PyCFunction)fsx_engine_take_births, METH_NOARGS,                                                 \
-     "take_births() -> [(inode, parent, name, mode, mtime_ns, (size, mtime_ns, ctime_ns) if it was closed)]"},        \
+     "take_births() -> [(inode, parent, name, mode, mtime_ns, (size, mtime_ns, ctime_ns) if it was closed)]; without a name it was created before"},        \
     {"begin_turn", (PyCFunction)fsx_engine_begin_turn, METH_NOARGS,                                                   \
      "begin_turn() -> (births, end of the journal or -1): nothing is created from now on"},                           \
+    {"disown", (PyCFunction)fsx_engine_disown, METH_O, "disown(inode): in a turn; closing it is for Python to note"},  \
     {"end_turn", (PyCFunction)fsx_engine_end_turn, METH_VARARGS, "end_turn(next_inode, end of the journal or -1)"},
 
 #endif

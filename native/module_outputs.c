@@ -134,12 +134,6 @@ static PyObject *take(struct fsx_births *births) {
     return result;
 }
 
-static void begin(struct fsx_births *births) {
-    Py_BEGIN_ALLOW_THREADS
-    fsx_births_begin(births);
-    Py_END_ALLOW_THREADS
-}
-
 PyObject *fsx_engine_has_births(EngineObject *self, PyObject *unused) {
     (void)unused;
     struct fsx_births *births = births_of(self);
@@ -151,7 +145,7 @@ PyObject *fsx_engine_take_births(EngineObject *self, PyObject *unused) {
     struct fsx_births *births = births_of(self);
     if (births == NULL)
         return NULL;
-    begin(births);
+    fsx_births_begin(births); /* with the GIL: or it would be waited for in the turn, while engine threads wait for that */
     PyObject *result = take(births);
     fsx_births_end(births);
     return result;
@@ -162,12 +156,21 @@ PyObject *fsx_engine_begin_turn(EngineObject *self, PyObject *unused) {
     struct fsx_births *births = births_of(self);
     if (births == NULL)
         return NULL;
-    begin(births);
+    fsx_births_begin(births); /* with the GIL: or it would be waited for in the turn, while engine threads wait for that */
     PyObject *list = take(births);
     PyObject *result = list == NULL ? NULL : Py_BuildValue("NL", list, (long long)fsx_births_journal_end(births));
     if (result == NULL)
         fsx_births_end(births);
     return result;
+}
+
+PyObject *fsx_engine_disown(EngineObject *self, PyObject *argument) {
+    const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
+    struct fsx_births *births = PyErr_Occurred() ? NULL : births_of(self);
+    if (births == NULL)
+        return NULL;
+    fsx_births_disown(births, inode);
+    Py_RETURN_NONE;
 }
 
 PyObject *fsx_engine_end_turn(EngineObject *self, PyObject *args) {

@@ -9,13 +9,23 @@
 
 /* Some tenths of a second of creating; more wait for Python, which then takes them over. */
 #define BIRTHS_MOST 4096u
+/* Files that are open at a time, and were never closed; of more, some are closed by Python. */
+#define UNCLOSED_MOST 8192u
+
+/* A file that was created here and not closed since. */
+struct unclosed {
+    uint64_t inode;  /* 0 for none */
+    uint64_t number; /* of its birth, among all */
+};
 
 struct fsx_births {
     pthread_mutex_t turn; /* guards what follows, and writes of `count` */
     atomic_size_t count;
     uint64_t next; /* 0: nothing can be created */
     struct fsx_output_journal journal;
-    struct fsx_birth births[BIRTHS_MOST]; /* consecutive numbers: Python gives none before it has taken all of these */
+    uint64_t taken; /* births that Python has taken so far */
+    struct unclosed unclosed[UNCLOSED_MOST]; /* by inode */
+    struct fsx_birth births[BIRTHS_MOST];
 };
 
 struct fsx_births *fsx_births_new(int journal) {
@@ -48,6 +58,7 @@ void fsx_births_end(struct fsx_births *births) { pthread_mutex_unlock(&births->t
 
 const struct fsx_birth *fsx_births_take(struct fsx_births *births, size_t *count) {
     *count = atomic_exchange(&births->count, 0);
+    births->taken += *count;
     return births->births;
 }
 
@@ -59,12 +70,17 @@ void fsx_births_set(struct fsx_births *births, uint64_t next_inode, int64_t jour
     fsx_births_end(births);
 }
 
+static bool is_full(const struct fsx_births *births) { return atomic_load(&births->count) == BIRTHS_MOST; }
+
+static struct unclosed *place_of(const struct fsx_births *births, uint64_t inode) {
+    return (struct unclosed *)&births->unclosed[inode % UNCLOSED_MOST];
+}
+
 struct fsx_birth *fsx_births_next(struct fsx_births *births) {
-    const size_t count = atomic_load(&births->count);
     const bool noted = births->journal.fd < 0 || births->journal.position >= 0;
-    if (births->next == 0 || count == BIRTHS_MOST || !noted)
+    if (births->next == 0 || is_full(births) || !noted)
         return NULL;
-    struct fsx_birth *birth = &births->births[count];
+    struct fsx_birth *birth = &births->births[atomic_load(&births->count)];
     birth->inode = births->next;
     birth->closed = false;
     return birth;
@@ -75,17 +91,34 @@ bool fsx_births_add(struct fsx_births *births, struct fsx_birth *birth) {
                                    birth->mtime_ns))
         return false;
     births->next++;
-    atomic_fetch_add(&births->count, 1);
+    const size_t before = atomic_fetch_add(&births->count, 1);
+    *place_of(births, birth->inode) = (struct unclosed){.inode = birth->inode, .number = births->taken + before};
     return true;
 }
 
-struct fsx_birth *fsx_births_find(struct fsx_births *births, uint64_t inode) {
-    const size_t count = atomic_load(&births->count);
-    const uint64_t first = births->next - count;
-    return inode >= first && inode - first < count ? &births->births[inode - first] : NULL;
+bool fsx_births_is_new(const struct fsx_births *births, uint64_t inode) {
+    return place_of(births, inode)->inode == inode;
 }
 
-bool fsx_births_close(struct fsx_births *births, struct fsx_birth *birth) {
-    birth->closed = fsx_output_journal_commit(&births->journal, birth->inode, birth->size, birth->closed_mtime_ns);
-    return birth->closed;
+void fsx_births_disown(struct fsx_births *births, uint64_t inode) {
+    if (fsx_births_is_new(births, inode))
+        place_of(births, inode)->inode = 0;
+}
+
+bool fsx_births_close(struct fsx_births *births, uint64_t inode, uint64_t size, int64_t mtime_ns, int64_t ctime_ns) {
+    const uint64_t number = place_of(births, inode)->number;
+    const bool known = number < births->taken; /* to Python */
+    if ((known && is_full(births)) || !fsx_output_journal_commit(&births->journal, inode, size, mtime_ns))
+        return false;
+    struct fsx_birth *birth = &births->births[known ? atomic_load(&births->count) : number - births->taken];
+    if (known)
+        *birth = (struct fsx_birth){.inode = inode};
+    birth->closed = true;
+    birth->size = size;
+    birth->closed_mtime_ns = mtime_ns;
+    birth->closed_ctime_ns = ctime_ns;
+    if (known)
+        atomic_fetch_add(&births->count, 1);
+    fsx_births_disown(births, inode);
+    return true;
 }

@@ -1,4 +1,4 @@
-/* outputbirths.h: files that engine threads have created, and of which Python does not know yet.
+/* outputbirths.h: files that engine threads have created and closed, of which Python does not know yet.
  *
  * In a job of one node nobody else decides on names, so that CREATE of a new file needs nothing of Python: a free name, the
  * next inode number, an empty file, and a record in the journal. Who changes names has a turn: an engine thread for one
@@ -16,6 +16,7 @@
 
 #define FSX_BIRTH_NAME_MOST 255u
 
+/* What happened to one: it was created (with a name), closed for the first time, or both. */
 struct fsx_birth {
     uint64_t inode, parent;
     uint32_t mode;
@@ -23,7 +24,7 @@ struct fsx_birth {
     bool closed; /* with what follows as its content */
     uint64_t size;
     int64_t closed_mtime_ns, closed_ctime_ns;
-    size_t name_bytes;
+    size_t name_bytes; /* 0: Python knows that it was created */
     uint8_t name[FSX_BIRTH_NAME_MOST];
 };
 
@@ -48,6 +49,8 @@ int64_t fsx_births_journal_end(const struct fsx_births *births);
 /* In a turn in which all were taken: the number of the next output, and where the journal ends; -1: it cannot be written
  * to, so that nothing can be created by the engine. Then the turn ends. */
 void fsx_births_set(struct fsx_births *births, uint64_t next_inode, int64_t journal_end);
+/* In a turn: Python itself closes this one, or it is removed: closing it is Python's from now on. */
+void fsx_births_disown(struct fsx_births *births, uint64_t inode);
 /* The turn ends, and all else is as before. */
 void fsx_births_end(struct fsx_births *births);
 
@@ -57,9 +60,9 @@ void fsx_births_end(struct fsx_births *births);
  * fsx_births_add, which is false if it could not be noted. */
 struct fsx_birth *fsx_births_next(struct fsx_births *births);
 bool fsx_births_add(struct fsx_births *births, struct fsx_birth *birth);
-/* In a turn: the birth with this number, unless Python has it. */
-struct fsx_birth *fsx_births_find(struct fsx_births *births, uint64_t inode);
-/* In a turn: its content is as `birth` says from now on. False if that could not be noted. */
-bool fsx_births_close(struct fsx_births *births, struct fsx_birth *birth);
+/* In a turn: was a file with this number created here, and never closed, as far as is remembered? */
+bool fsx_births_is_new(const struct fsx_births *births, uint64_t inode);
+/* In a turn: such a file is closed, with this content. False if that could not be noted. */
+bool fsx_births_close(struct fsx_births *births, uint64_t inode, uint64_t size, int64_t mtime_ns, int64_t ctime_ns);
 
 #endif

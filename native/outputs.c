@@ -141,6 +141,8 @@ struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs) { return outp
 
 /* ---- new files ---------------------------------------------------------------------------------------------------- */
 
+static int64_t nanoseconds(const struct timespec *time) { return (int64_t)time->tv_sec * 1000000000 + time->tv_nsec; }
+
 /* A directory of which C knows that it is there, and that Python has noted where it is. */
 static bool takes_names(struct fsx_outputs *outputs, uint64_t inode) {
     struct fuse_attr_out out;
@@ -171,7 +173,7 @@ static bool create(struct fsx_outputs *outputs, const struct fsx_wanted *wanted,
     clock_gettime(CLOCK_REALTIME, &now);
     birth->parent = wanted->parent;
     birth->mode = S_IFREG | wanted->mode;
-    birth->mtime_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    birth->mtime_ns = nanoseconds(&now);
     birth->name_bytes = wanted->name_bytes;
     memcpy(birth->name, wanted->name, wanted->name_bytes);
     const struct fsx_opened opened = fsx_output_opens_open(outputs->opens, birth->inode, wanted->flags);
@@ -203,27 +205,23 @@ bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wa
 }
 
 /* In a turn: what the file is like now that it is closed. */
-static bool close_new(struct fsx_outputs *outputs, struct fsx_birth *birth) {
+static bool close_new(struct fsx_outputs *outputs, uint64_t inode) {
     struct fsx_output_use use;
-    if (fsx_output_files_use(outputs->files, birth->inode, &use) != 0)
+    if (fsx_output_files_use(outputs->files, inode, &use) != 0)
         return false;
     struct stat facts;
     const bool known = fstat(use.fd, &facts) == 0;
     fsx_output_files_release(outputs->files, &use);
-    if (!known)
-        return false;
-    birth->size = (uint64_t)facts.st_size;
-    birth->closed_mtime_ns = (int64_t)facts.st_mtim.tv_sec * 1000000000 + facts.st_mtim.tv_nsec;
-    birth->closed_ctime_ns = (int64_t)facts.st_ctim.tv_sec * 1000000000 + facts.st_ctim.tv_nsec;
-    return fsx_births_close(outputs->births, birth);
+    return known && fsx_births_close(outputs->births, inode, (uint64_t)facts.st_size, nanoseconds(&facts.st_mtim),
+                                     nanoseconds(&facts.st_ctim));
 }
 
-bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode) {
-    if (outputs->births == NULL || !fsx_births_any(outputs->births))
+bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first) {
+    if (outputs->births == NULL)
         return false;
     fsx_births_begin(outputs->births);
-    struct fsx_birth *birth = fsx_births_find(outputs->births, inode);
-    const bool done = birth != NULL && !birth->closed && close_new(outputs, birth);
+    *first = !fsx_births_any(outputs->births);
+    const bool done = fsx_births_is_new(outputs->births, inode) && close_new(outputs, inode);
     fsx_births_end(outputs->births);
     return done;
 }

@@ -91,8 +91,9 @@ struct fsx_created {
 /* Create and open it. False if Python must: it decides together with other nodes, knows more of the parent or of the name,
  * or has to be told of a full disk. May block on a disk. */
 bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wanted, struct fsx_created *created);
-/* Somebody closes a file. False if Python must take note of it: it knows the file. */
-bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode);
+/* Somebody closes a file. False if Python must take note of it: it was not created here, or was closed before. `first` as
+ * above. */
+bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first);
 /* Files that were created, for Python; NULL if it decides on all. */
 struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs);
 

@@ -198,7 +198,7 @@ def test_the_journal(prepared: Path, objects: Path, tmp_path: Path) -> None:
         journal.note("op", ["removexattr", A, b"refused"], must=True)
         journal.take_back()
         engine.engine.end_turn(A + 1, journal.end)
-        assert engine.is_passed_on(wire.FLUSH, A, bytes(24)), "Python has it"
+        assert engine.is_passed_on(wire.FLUSH, A, bytes(24)), "it was closed before"
         assert create(engine, ROOT, b"second").error == 0
         assert [operation[0] for operation in operations(path)] == [
             "removexattr",
@@ -206,6 +206,38 @@ def test_the_journal(prepared: Path, objects: Path, tmp_path: Path) -> None:
             "commit",
             "removexattr",
             "create",
+        ]
+    journal.close()
+
+
+def test_closing_what_python_knows(prepared: Path, objects: Path, tmp_path: Path) -> None:
+    """The first close is noted here, also when Python has taken over the birth; but not if Python was first."""
+    journal = Journal.make(tmp_path / "journal", Owner("job", 0, "output", "copies"))
+    with output_engine(prepared, objects, journal=journal.fd) as engine:
+        allow(engine, journal_end=journal.end)
+        for name in (b"a", b"b", b"c"):
+            assert create(engine, ROOT, name).error == 0
+        assert len(engine.engine.take_births()) == 3
+        engine.wakes()
+        engine.write(A + 1, 0, b"content")
+        assert engine.ask(wire.FLUSH, A + 1, bytes(24)) == wire.Reply(0, b"")
+        assert engine.wakes() == 1
+        content = engine.object(A + 1).stat()
+        closed = (7, content.st_mtime_ns, content.st_ctime_ns)
+        assert engine.engine.take_births() == [(A + 1, 0, b"", 0, 0, closed)]
+        engine.engine.begin_turn()
+        engine.engine.disown(A)
+        engine.engine.disown(A + 17)
+        engine.engine.end_turn(A + 3, journal.end)
+        for inode in (A, A + 1, A + 17, B):
+            assert engine.is_passed_on(wire.FLUSH, inode, bytes(24))
+        assert engine.ask(wire.FLUSH, A + 2, bytes(24)) == wire.Reply(0, b"")
+        assert create(engine, ROOT, b"d").error == 0
+        assert engine.ask(wire.FLUSH, A + 3, bytes(24)) == wire.Reply(0, b"")
+        births = engine.engine.take_births()
+        assert [(birth[0], birth[2], birth[5] is not None) for birth in births] == [
+            (A + 2, b"", True),
+            (A + 3, b"d", True),
         ]
     journal.close()
 

@@ -7,7 +7,7 @@ that the tree gives it the numbers that it has. Used by outputs.py. Trio thread 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from fanstore.core.outputtree import OutputTree
 from fanstore.core.saver import Saver
 
 #: An output that was created: inode, parent, name, mode, time; and if it was closed, its size, mtime and ctime then.
+#: One that was taken before and is closed for the first time has no name.
 Birth = tuple[int, int, bytes, int, int, tuple[int, int, int] | None]
 
 
@@ -31,6 +32,9 @@ class Creator(Protocol):
 
     def begin_turn(self) -> tuple[Sequence[Birth], int]:
         """The same, and where the journal ends, if it is known; nothing is created from now on."""
+
+    def disown(self, inode: int) -> None:
+        """In a turn: this one is closed by us, or gone."""
 
     def end_turn(self, next_inode: int, journal_end: int) -> None:
         """Go on, with these. Nothing is created while the end of the journal is not known."""
@@ -87,18 +91,27 @@ class Births:
         if self._creator is not None:
             self._creator.end_turn(self._tree.next_inode, -1 if self._journal is None else self._journal.end)
 
+    def disown(self, inodes: Iterable[int]) -> None:
+        """In a turn: these were closed by us, or are gone."""
+        if self._creator is not None:
+            for inode in inodes:
+                self._creator.disown(inode)
+
     def _add(self, births: Sequence[Birth]) -> None:
         """The journal has them already."""
         for inode, parent, name, mode, mtime_ns, closed in births:
-            made = self._tree.apply(("create", parent, name, mode, mtime_ns, self._rank, True))
-            assert made.result == inode
-            self._looked_up(inode)
+            if name:
+                made = self._tree.apply(("create", parent, name, mode, mtime_ns, self._rank, True))
+                assert made.result == inode
+                self._looked_up(inode)
             if closed is not None:
-                size, closed_ns, ctime_ns = closed
-                stamp = Stamp(size, ctime_ns)
-                if self._saver is not None:
-                    self._saver.expect(inode, stamp, urgent=False)
-                known = self._tree.apply(("commit", inode, size, closed_ns, self._rank))
-                self._objects.set_clean(inode, stamp)
-                if self._saver is not None:
-                    self._saver.notice(known)
+                self._close(inode, *closed)
+
+    def _close(self, inode: int, size: int, mtime_ns: int, ctime_ns: int) -> None:
+        stamp = Stamp(size, ctime_ns)
+        if self._saver is not None:
+            self._saver.expect(inode, stamp, urgent=False)
+        known = self._tree.apply(("commit", inode, size, mtime_ns, self._rank))
+        self._objects.set_clean(inode, stamp)
+        if self._saver is not None:
+            self._saver.notice(known)

@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 import trio
@@ -27,6 +27,7 @@ from fanstore.core.births import Births, Creator
 from fanstore.core.council import OUTPUT_QUESTION, Council
 from fanstore.core.elsewhere import PIECE_BYTES, PIECES, Elsewhere
 from fanstore.core.journal import Journal
+from fanstore.core.kernel import Kernel
 from fanstore.core.namespace import Attributes, Child, Namespace
 from fanstore.core.objects import Objects
 from fanstore.core.outputtree import (
@@ -36,7 +37,6 @@ from fanstore.core.outputtree import (
     Operation,
     Output,
     OutputTree,
-    Place,
     RefusedError,
     parents,
 )
@@ -55,28 +55,6 @@ _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _USER = b"user."
 #: Operations that are refused when they cannot be noted; others must be possible on a full disk, too.
 _NEED_ROOM = ("create", "symlink", "setxattr")
-
-
-class Kernel(Protocol):
-    """What must be told that names have changed: the fuse layer."""
-
-    def appeared(self, place: Place, output: Output) -> None:
-        """A name has come."""
-
-    def vanished(self, place: Place) -> None:
-        """A name has gone."""
-
-    def changed(self, directory: Attributes) -> None:
-        """What stat says of a directory that is an output or holds some."""
-
-    def removed(self, inode: int) -> None:
-        """A directory that was an output is none any more."""
-
-    def dropped(self, inode: int) -> None:
-        """The content of an output is not here any more, or is another one."""
-
-    async def settle(self, inodes: set[int]) -> None:
-        """Until the kernel of this node does not believe its old listings and contents of these any more."""
 
 
 @dataclass(frozen=True)
@@ -259,13 +237,16 @@ class Outputs:
                 assert output is not None
                 self._kernel.appeared(place, output)
         self._describe_directories(effect, operation)
+        self.births.disown(output.inode for output in effect.removed)
         for output in effect.removed:
             if self._lookups.get(output.inode):
                 self._nameless[output.inode] = output
             else:
                 self._forget_content(output.inode)
-        if operation[0] == "commit" and operation[4] != self.rank:
-            self._supersede(operation[1])
+        if operation[0] == "commit":
+            self.births.disown((operation[1],))
+            if operation[4] != self.rank:
+                self._supersede(operation[1])
         elif operation[0] == "setattr" and operation[3] is not None:
             self._set_time(operation[1], operation[3])
         if self.saver is not None:

@@ -249,7 +249,7 @@ class NativeEngine:
         self._engine.undescribe(inode)
 
     def has_births(self) -> bool:
-        """As Creator has it, and so the next three."""
+        """As Creator has it, and so the next four."""
         return self._engine.has_births()
 
     def take_births(self) -> Sequence[Birth]:
@@ -257,6 +257,9 @@ class NativeEngine:
 
     def begin_turn(self) -> tuple[Sequence[Birth], int]:
         return self._engine.begin_turn()
+
+    def disown(self, inode: int) -> None:
+        self._engine.disown(inode)
 
     def end_turn(self, next_inode: int, journal_end: int) -> None:
         self._engine.end_turn(next_inode, journal_end)
