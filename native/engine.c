@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -68,6 +69,7 @@ struct fsx_engine {
     atomic_uint writers; /* threads that write to a disk, or are about to see that there are enough */
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
 
+    struct fsx_ahead *ahead;
     struct fsx_crossings *crossings;
     atomic_uint_least64_t crossed_late; /* reads that the fetcher has passed on */
     atomic_uint visitors; /* calls of Python under way; the engine is not freed before they end */
@@ -84,27 +86,10 @@ static uint64_t now_ns(void) {
 
 /* ---- counting ----------------------------------------------------------------------------------------------------- */
 
-static enum fsx_operation operation_of(uint32_t opcode) {
-    switch (opcode) {
-    case FUSE_LOOKUP: return FSX_OP_LOOKUP;
-    case FUSE_GETATTR: return FSX_OP_GETATTR;
-    case FUSE_READLINK: return FSX_OP_READLINK;
-    case FUSE_STATFS: return FSX_OP_STATFS;
-    case FUSE_READDIR:
-    case FUSE_READDIRPLUS: return FSX_OP_READDIR;
-    case FUSE_GETXATTR: return FSX_OP_GETXATTR;
-    case FUSE_OPEN: return FSX_OP_OPEN;
-    case FUSE_OPENDIR: return FSX_OP_OPENDIR;
-    case FUSE_READ: return FSX_OP_READ;
-    case FUSE_WRITE: return FSX_OP_WRITE;
-    default: return FSX_OP_OTHER;
-    }
-}
-
 static void count_operation(struct worker *worker, uint32_t opcode, int error, uint64_t start_ns) {
     /* As in operations.py: that there is no such thing, or no need for a message, is an ordinary answer. */
     const bool failed = error != 0 && error != ENOENT && error != ENODATA && error != ENOSYS;
-    fsx_latency_record(&worker->operations[operation_of(opcode)], now_ns() - start_ns, failed);
+    fsx_latency_record(&worker->operations[fsx_operation_of(opcode)], now_ns() - start_ns, failed);
 }
 
 /* ---- crossings ---------------------------------------------------------------------------------------------------- */
@@ -125,7 +110,7 @@ static void cross(struct worker *worker, const struct fsx_asked *asked) {
     if (error == EINTR)
         FSX_COUNT(worker->interrupted, 1);
     free(asked->parked);
-    fsx_device_reply(worker->device, asked->unique, NULL, 0, error);
+    fsx_device_reply(worker->engine->workers[asked->worker].device, asked->unique, NULL, 0, error);
 }
 
 /* A read of the dataset that nobody here can answer. */
@@ -295,6 +280,32 @@ static void *pump_main(void *argument) {
     return NULL;
 }
 
+/* ---- content of the dataset --------------------------------------------------------------------------------------- */
+
+static void answer_read(void *context, const struct fsx_reader *reader, const uint8_t *data) {
+    struct worker *worker = context;
+    fsx_device_reply(worker->engine->workers[reader->worker].device, reader->unique, data, reader->length, 0);
+    count_operation(worker, FUSE_READ, 0, reader->start_ns);
+}
+
+/* What this node cannot read by itself: from another, or by Python. */
+static void read_elsewhere(void *context, const struct fsx_reader *reader) {
+    struct worker *worker = context;
+    struct fsx_fetcher *fetcher = worker->engine->settings.fetcher;
+    const struct fsx_asked asked = asked_of(reader);
+    if (fetcher == NULL || !fsx_fetcher_fetch(fetcher, reader))
+        cross(worker, &asked);
+}
+
+/* The file whose bytes the kernel is likely to ask for after this answer to a LOOKUP; 0, which is none, if it is not. */
+static uint32_t expected_after(const struct fsx_engine *engine, const struct fuse_entry_out *answer) {
+    const uint32_t entry = (uint32_t)(answer->nodeid - 1);
+    return S_ISREG(answer->attr.mode) && fsx_is_dataset(&engine->tree, answer->nodeid) &&
+                   fsx_ahead_expects(engine->ahead, entry)
+               ? entry
+               : 0;
+}
+
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
 
 /* The content of an output. ENOENT: Python must do it; it is not on this node, or so many threads write already that, if
@@ -323,6 +334,7 @@ static void handle(struct worker *worker, size_t bytes) {
         interrupt(worker, &request);
         return;
     }
+    const struct fsx_ahead_ends ends = {worker, answer_read, read_elsewhere};
     struct fsx_reply reply = {.data = worker->hands.answer, .room = FSX_ANSWER_BYTES};
     switch (fsx_answer(&engine->tree, &request, &reply)) {
     case FSX_SILENCE:
@@ -334,16 +346,11 @@ static void handle(struct worker *worker, size_t bytes) {
             forward(worker, &request, bytes);
         return;
     case FSX_READ:
-        if (!fsx_content_read(engine->settings.content, &worker->hands, reply.entry, reply.offset, reply.length)) {
-            const struct fsx_reader reader = {.worker = worker->number, .entry = reply.entry, .unique = request.unique,
-                                              .offset = reply.offset, .length = reply.length, .start_ns = start_ns};
-            const struct fsx_asked asked = asked_of(&reader);
-            if (engine->settings.fetcher == NULL || !fsx_fetcher_fetch(engine->settings.fetcher, &reader))
-                cross(worker, &asked);
-            return;
-        }
-        reply.bytes = reply.length;
-        break;
+        fsx_ahead_read(engine->ahead,
+                       &(struct fsx_reader){.worker = worker->number, .entry = reply.entry, .unique = request.unique,
+                                            .offset = reply.offset, .length = reply.length, .start_ns = start_ns},
+                       &worker->hands, &ends);
+        return;
     case FSX_OUTPUT:
         reply.error = do_output(engine, &reply);
         if (reply.error == ENOENT) {
@@ -354,8 +361,12 @@ static void handle(struct worker *worker, size_t bytes) {
     case FSX_REPLY:
         break;
     }
+    const bool found = request.opcode == FUSE_LOOKUP && reply.error == 0;
+    const uint32_t expected = found ? expected_after(engine, (const struct fuse_entry_out *)reply.data) : 0;
     fsx_device_reply(worker->device, request.unique, reply.data, reply.error == 0 ? reply.bytes : 0, reply.error);
     count_operation(worker, request.opcode, reply.error, start_ns);
+    if (expected != 0)
+        fsx_ahead_fetch(engine->ahead, expected, &worker->hands, &ends);
 }
 
 static void *worker_main(void *argument) {
@@ -395,6 +406,7 @@ static void free_engine(struct fsx_engine *engine) {
         fsx_hands_free(&worker->hands);
     }
     free(engine->workers);
+    fsx_ahead_free(engine->ahead);
     fsx_crossings_free(engine->crossings);
     free(engine->packet);
     fsx_sender_free(engine->sender);
@@ -433,13 +445,14 @@ static struct fsx_engine *make_engine(const struct fsx_engine_settings *settings
     engine->settings.socket = fcntl(settings->socket, F_DUPFD_CLOEXEC, 0);
     engine->settings.wake = fcntl(settings->wake, F_DUPFD_CLOEXEC, 0);
     engine->workers = calloc(settings->workers, sizeof *engine->workers);
+    engine->ahead = fsx_ahead_new(settings->content, settings->workers);
     engine->crossings = fsx_crossings_new(engine->settings.wake);
     engine->packet = aligned_alloc(4096, PACKET_BYTES);
     engine->sender = fsx_sender_new(engine->settings.socket, not_forwarded, engine);
     for (uint32_t i = 0; engine->workers != NULL && i < settings->workers; i++)
         engine->workers[i].device = -1;
-    if (engine->workers == NULL || engine->crossings == NULL || engine->packet == NULL || engine->sender == NULL ||
-        engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
+    if (engine->workers == NULL || engine->ahead == NULL || engine->crossings == NULL || engine->packet == NULL ||
+        engine->sender == NULL || engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
         const int error = errno;
         free_engine(engine);
         errno = error;
@@ -518,6 +531,7 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
     if (engine->settings.fetcher != NULL)
         fsx_fetcher_count(engine->settings.fetcher, &counts->operations[FSX_OP_READ], &counts->reads);
     counts->crossings += atomic_load(&engine->crossed_late);
+    counts->ahead = fsx_ahead_count(engine->ahead);
 }
 
 /* Threads that hang keep the engine, but not the mount: with its last descriptor the kernel ends the connection, and

@@ -1,6 +1,6 @@
 /* engine.h: threads between the kernel and pyfuse3, which answer what they can and pass on the rest.
  *
- *   kernel == /dev/fuse ==> worker threads --- answers.c, content.c, outputs.c ---> kernel
+ *   kernel == /dev/fuse ==> worker threads --- answers.c, ahead.c, content.c, outputs.c ---> kernel
  *                              |    |
  *                              |    +-- of other nodes: fetching.c ---> kernel, or like all that is not here:
  *                              |    +-- a line of crossings, and an eventfd --> Python
@@ -15,24 +15,21 @@
 #ifndef FANSTORE_ENGINE_H
 #define FANSTORE_ENGINE_H
 
+#include "ahead.h"
 #include "answers.h"
 #include "content.h"
 #include "crossings.h"
 #include "fetching.h"
+#include "operations.h"
 
 #define FSX_ENGINE_WORKERS_MAX 64u
-
-/* Requests that are counted, by the names that stats.json has for them. */
-enum fsx_operation {
-    FSX_OP_LOOKUP, FSX_OP_GETATTR, FSX_OP_READLINK, FSX_OP_STATFS, FSX_OP_READDIR, FSX_OP_GETXATTR, FSX_OP_OPEN,
-    FSX_OP_OPENDIR, FSX_OP_READ, FSX_OP_WRITE, FSX_OP_OTHER, FSX_OPERATIONS
-};
 
 /* Sums over all threads; those of a moment, taken while they go on. */
 struct fsx_engine_counts {
     struct fsx_latency operations[FSX_OPERATIONS];
     struct fsx_read_counts reads;
     struct fsx_output_counts outputs;
+    struct fsx_ahead_counts ahead;
     uint64_t forwarded, crossings, interrupted, malformed;
 };
 
