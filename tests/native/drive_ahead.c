@@ -245,9 +245,11 @@ static void is_replaced(struct job *job) {
     for (uint32_t i = 0; i < PLACES + 1; i++)
         look_up(job, small[i]);
     check_counts(PLACES + 1, 0, "not all are read ahead");
-    for (uint32_t i = 0; i < PLACES + 1; i++)
+    check_ended(read_whole(job, small[0]), 1, 0);
+    check_counts(0, 0, "it is not the oldest that is replaced");
+    for (uint32_t i = 1; i < PLACES + 1; i++)
         check_ended(read_whole(job, small[i]), 1, 0);
-    check_counts(0, PLACES, "it is not the oldest that is replaced");
+    check_counts(0, PLACES, "what was read last is not there");
     for (uint32_t i = 0; i < world.file_count; i++)
         if (world.index.size[world.files[i]] > FSX_ANSWER_BYTES)
             look_up(job, world.files[i]);
