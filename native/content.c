@@ -86,9 +86,11 @@ static uint8_t *take_memory(size_t bytes) {
     return memory;
 }
 
+uint8_t *fsx_answer_room(void) { return take_memory(ANSWER_ROOM); }
+
 bool fsx_hands_make(struct fsx_hands *hands) {
     memset(hands, 0, sizeof *hands);
-    hands->answer = take_memory(ANSWER_ROOM);
+    hands->answer = fsx_answer_room();
     hands->stored = take_memory(STORED_ROOM);
     return hands->answer != NULL && hands->stored != NULL;
 }
@@ -386,7 +388,7 @@ static bool load(struct fsx_content *content, struct fsx_hands *hands, struct fi
     return !chunk->lz4 || fsx_chunk_decode(chunk, stored, target);
 }
 
-static void count_read(struct fsx_hands *hands, enum fsx_origin origin, size_t bytes) {
+void fsx_content_count_read(struct fsx_hands *hands, enum fsx_origin origin, size_t bytes) {
     FSX_COUNT(hands->counts.origin[origin].reads, 1);
     FSX_COUNT(hands->counts.origin[origin].bytes, bytes);
 }
@@ -394,7 +396,7 @@ static void count_read(struct fsx_hands *hands, enum fsx_origin origin, size_t b
 /* A part of a chunk through the cache; others that want the same chunk wait for it. */
 static bool read_through_cache(struct fsx_content *content, struct fsx_hands *hands, struct file *file, uint32_t entry,
                                uint32_t number, const struct fsx_stored *chunk, size_t start, size_t length,
-                               uint8_t *target) {
+                               uint8_t *target, enum fsx_origin *origin) {
     bool claimed;
     struct fsx_cached *cached = fsx_cache_claim(content->cache, entry, number, chunk->content_bytes, &claimed);
     if (cached == NULL)
@@ -410,45 +412,41 @@ static bool read_through_cache(struct fsx_content *content, struct fsx_hands *ha
     }
     memcpy(target, cached->data + start, length);
     fsx_cache_release(content->cache, cached);
-    count_read(hands, claimed ? file->origin : FSX_CACHE, length);
+    *origin = claimed ? file->origin : FSX_CACHE;
     return true;
 }
 
 /* A part of what is in the cache already; what Python fetched from other nodes is found like this. */
-static bool read_cached(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint32_t number,
-                        size_t start, size_t length, uint8_t *target) {
+static bool read_cached(struct fsx_content *content, uint32_t entry, uint32_t number, size_t start, size_t length,
+                        uint8_t *target) {
     struct fsx_cached *cached = fsx_cache_find(content->cache, entry, number);
     if (cached == NULL)
         return false;
     const bool fits = start + length <= cached->bytes;
-    if (fits) {
+    if (fits)
         memcpy(target, cached->data + start, length);
-        count_read(hands, FSX_CACHE, length);
-    }
     fsx_cache_release(content->cache, cached);
     return fits;
 }
 
+/* A part of a chunk into `target`, which has room for a page more; `*origin` is where it was. */
 static bool read_part(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint32_t number,
-                      size_t start, size_t length, uint8_t *target) {
+                      size_t start, size_t length, uint8_t *target, enum fsx_origin *origin) {
     const struct fsx_index *x = content->index;
     struct file *file = atomic_load_explicit(&content->files[x->part[entry]], memory_order_acquire);
+    *origin = FSX_CACHE;
     if (file == NULL)
-        return read_cached(content, hands, entry, number, start, length, target);
+        return read_cached(content, entry, number, start, length, target);
     const struct fsx_stored chunk = fsx_chunk_of(x, entry, number);
     const bool whole = start == 0 && length == chunk.content_bytes;
-    bool done;
-    if (!chunk.lz4 && !must_check(content, file, &chunk))
-        done = read_stored(hands, file, target, length, chunk.position + start, false);
-    else if (!whole)
-        return read_through_cache(content, hands, file, entry, number, &chunk, start, length, target);
-    else if (read_cached(content, hands, entry, number, start, length, target))
+    const bool plain = !chunk.lz4 && !must_check(content, file, &chunk);
+    if (!plain && !whole)
+        return read_through_cache(content, hands, file, entry, number, &chunk, start, length, target, origin);
+    if (!plain && read_cached(content, entry, number, start, length, target))
         return true;
-    else
-        done = load(content, hands, file, &chunk, target, false);
-    if (done)
-        count_read(hands, file->origin, length);
-    return done;
+    *origin = file->origin;
+    return plain ? read_stored(hands, file, target, length, chunk.position + start, false)
+                 : load(content, hands, file, &chunk, target, false);
 }
 
 static bool read_parts(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint64_t offset,
@@ -459,27 +457,58 @@ static bool read_parts(struct fsx_content *content, struct fsx_hands *hands, uin
         const uint32_t number = (uint32_t)(position / FSX_CHUNK_BYTES);
         const size_t start = (size_t)(position % FSX_CHUNK_BYTES);
         const size_t part = FSX_CHUNK_BYTES - start < length - done ? FSX_CHUNK_BYTES - start : length - done;
-        if (!read_part(content, hands, entry, number, start, part, hands->answer + done))
+        enum fsx_origin origin;
+        if (!read_part(content, hands, entry, number, start, part, hands->answer + done, &origin))
             return false;
+        fsx_content_count_read(hands, origin, part);
         done += (uint32_t)part;
     }
     return true;
+}
+
+/* A file server that does not answer must not take all threads: names are served by the others. */
+static bool may_read(struct fsx_content *content, const struct file *file) {
+    if (file == NULL || file->origin == FSX_LOCAL)
+        return true;
+    if (atomic_fetch_add(&content->reading_shared, 1) < content->shared_readers)
+        return true;
+    atomic_fetch_sub(&content->reading_shared, 1);
+    return false;
+}
+
+static void has_read(struct fsx_content *content, const struct file *file) {
+    if (file != NULL && file->origin != FSX_LOCAL)
+        atomic_fetch_sub(&content->reading_shared, 1);
 }
 
 bool fsx_content_read(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint64_t offset,
                       uint32_t length) {
     if (length > FSX_ANSWER_BYTES)
         return false;
-    const struct fsx_index *x = content->index;
-    const struct file *file = atomic_load_explicit(&content->files[x->part[entry]], memory_order_acquire);
-    if (file == NULL || file->origin == FSX_LOCAL)
-        return read_parts(content, hands, entry, offset, length);
-    /* A file server that does not answer must not take all threads: names are served by the others. */
-    if (atomic_fetch_add(&content->reading_shared, 1) >= content->shared_readers) {
-        atomic_fetch_sub(&content->reading_shared, 1);
+    const struct file *file = atomic_load_explicit(&content->files[content->index->part[entry]], memory_order_acquire);
+    if (!may_read(content, file))
         return false;
-    }
     const bool done = read_parts(content, hands, entry, offset, length);
-    atomic_fetch_sub(&content->reading_shared, 1);
+    has_read(content, file);
+    return done;
+}
+
+bool fsx_content_waits(const struct fsx_content *content, uint32_t entry) {
+    const struct file *file = atomic_load_explicit(&content->files[content->index->part[entry]], memory_order_acquire);
+    if (file == NULL || file->memory)
+        return false;
+    const struct fsx_stored chunk = fsx_chunk_of(content->index, entry, 0);
+    return file->map == NULL || chunk.position + chunk.stored_bytes > file->map_bytes ||
+           !fsx_pages_resident(file->map + chunk.position, chunk.stored_bytes);
+}
+
+bool fsx_content_read_ahead(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint32_t length,
+                            enum fsx_origin *origin) {
+    const struct file *file = atomic_load_explicit(&content->files[content->index->part[entry]], memory_order_acquire);
+    *origin = FSX_CACHE;
+    if (length > FSX_ANSWER_BYTES || !may_read(content, file))
+        return false;
+    const bool done = read_part(content, hands, entry, 0, 0, length, hands->answer, origin);
+    has_read(content, file);
     return done;
 }

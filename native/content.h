@@ -45,6 +45,8 @@ struct fsx_hands {
     struct fsx_read_counts counts;
 };
 
+/* Memory as that of `answer`, to be freed with free(); NULL if there is none. Who has one may exchange it for the other. */
+uint8_t *fsx_answer_room(void);
 bool fsx_hands_make(struct fsx_hands *hands);
 void fsx_hands_free(struct fsx_hands *hands);
 
@@ -75,5 +77,14 @@ bool fsx_content_checks(const struct fsx_content *content);
  * must do it. */
 bool fsx_content_read(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint64_t offset,
                       uint32_t length);
+
+/* Would a read of this file, of one chunk, wait for a disk, as far as can be told without waiting? */
+bool fsx_content_waits(const struct fsx_content *content, uint32_t entry);
+
+/* All of a file of `length` bytes (1 to FSX_ANSWER_BYTES), likewise, but not counted as a read: nobody has asked for it yet.
+ * Whoever does is counted with fsx_content_count_read, from `*origin`. */
+bool fsx_content_read_ahead(struct fsx_content *content, struct fsx_hands *hands, uint32_t entry, uint32_t length,
+                            enum fsx_origin *origin);
+void fsx_content_count_read(struct fsx_hands *hands, enum fsx_origin origin, size_t bytes);
 
 #endif

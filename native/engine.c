@@ -6,6 +6,7 @@
 #include "device.h"
 #include "passing.h"
 #include "sending.h"
+#include "writers.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,9 +33,6 @@ _Static_assert(WRITE_HEAD == 80 && PAGE % 8 == 0, "layout of the kernel's protoc
 #define WORKER_SHIFT 56
 #define UNIQUE_MASK (((uint64_t)1 << WORKER_SHIFT) - 1)
 _Static_assert(FSX_ENGINE_WORKERS_MAX < 1u << (64 - WORKER_SHIFT), "a worker's number fits above");
-
-/* Threads that never write to a disk at the same time. */
-#define READERS_LEAST 4u
 
 /* Wakes a worker from its read of the device, so that it sees that it must end. */
 #define WAKE_SIGNAL (SIGRTMIN + 5)
@@ -65,9 +64,10 @@ struct fsx_engine {
     atomic_bool stopping;
     atomic_bool ended;
     atomic_int error;
-    atomic_uint writers; /* threads that write to a disk, or are about to see that there are enough */
+    struct fsx_writers writers;
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
 
+    struct fsx_ahead *ahead;
     struct fsx_crossings *crossings;
     atomic_uint_least64_t crossed_late; /* reads that the fetcher has passed on */
     atomic_uint visitors; /* calls of Python under way; the engine is not freed before they end */
@@ -108,7 +108,7 @@ static void cross(struct worker *worker, const struct fsx_asked *asked) {
     if (error == EINTR)
         FSX_COUNT(worker->interrupted, 1);
     free(asked->parked);
-    fsx_device_reply(worker->device, asked->unique, NULL, 0, error);
+    fsx_device_reply(worker->engine->workers[asked->worker].device, asked->unique, NULL, 0, error);
 }
 
 /* A read of the dataset that nobody here can answer. */
@@ -279,48 +279,36 @@ static void *pump_main(void *argument) {
     return NULL;
 }
 
+/* ---- content of the dataset --------------------------------------------------------------------------------------- */
+
+static void answer_read(void *context, const struct fsx_reader *reader, const uint8_t *data) {
+    struct worker *worker = context;
+    fsx_device_reply(worker->engine->workers[reader->worker].device, reader->unique, data, reader->length, 0);
+    count_operation(worker, FUSE_READ, 0, reader->start_ns);
+}
+
+/* What this node cannot read by itself: from another, or by Python. */
+static void read_elsewhere(void *context, const struct fsx_reader *reader) {
+    struct worker *worker = context;
+    struct fsx_fetcher *fetcher = worker->engine->settings.fetcher;
+    const struct fsx_asked asked = asked_of(reader);
+    if (fetcher == NULL || !fsx_fetcher_fetch(fetcher, reader))
+        cross(worker, &asked);
+}
+
+/* The file whose bytes the kernel is likely to ask for after this answer to a LOOKUP; 0, which is none, if it is not. */
+static uint32_t expected_after(const struct fsx_engine *engine, const struct fuse_entry_out *answer) {
+    const uint32_t entry = (uint32_t)(answer->nodeid - 1);
+    return S_ISREG(answer->attr.mode) && fsx_is_dataset(&engine->tree, answer->nodeid) &&
+                   fsx_ahead_expects(engine->ahead, entry)
+               ? entry
+               : 0;
+}
+
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
 
-/* One more thread that writes to a disk, unless there are so many already that, if the disk cannot follow, none would be
- * left for whoever reads. Ends with end_writing either way. */
-static bool begin_writing(struct fsx_engine *engine) {
-    const uint32_t most = engine->settings.workers > READERS_LEAST ? engine->settings.workers - READERS_LEAST : 1;
-    return atomic_fetch_add(&engine->writers, 1) < most;
-}
-
-static void end_writing(struct fsx_engine *engine) { atomic_fetch_sub(&engine->writers, 1); }
-
-/* The content of an output. ENOENT: Python must do it; it is not on this node, or too many threads write already. */
-static int do_output(struct fsx_engine *engine, struct fsx_reply *reply) {
-    const bool writes = reply->task.opcode == FUSE_WRITE || reply->task.opcode == FUSE_FALLOCATE;
-    if (!writes)
-        return fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
-    int error = ENOENT;
-    if (begin_writing(engine))
-        error = fsx_outputs_do(engine->tree.outputs, &reply->task, reply->data, &reply->bytes);
-    end_writing(engine);
-    return error;
-}
-
-/* A new file. False: Python must do it. */
-static bool create(struct fsx_engine *engine, struct fsx_reply *reply) {
-    struct fsx_created created;
-    const bool done = begin_writing(engine) && fsx_outputs_create(engine->tree.outputs, &reply->wanted, &created);
-    end_writing(engine);
-    if (!done)
-        return false;
-    if (created.first)
-        wake_python(engine);
-    memcpy(reply->data, &created.entry, sizeof created.entry);
-    memcpy(reply->data + sizeof created.entry, &created.open, sizeof created.open);
-    reply->bytes = sizeof created.entry + sizeof created.open;
-    return true;
-}
-
-/* Likewise for one who closes an output. */
-static bool close_output(struct fsx_engine *engine, uint64_t inode) {
-    bool first;
-    const bool done = fsx_outputs_close(engine->tree.outputs, inode, &first);
+/* Python is told of the first new output, or of the first that is closed, and takes the others with it. */
+static bool told(struct fsx_engine *engine, bool done, bool first) {
     if (done && first)
         wake_python(engine);
     return done;
@@ -338,7 +326,9 @@ static void handle(struct worker *worker, size_t bytes) {
         interrupt(worker, &request);
         return;
     }
+    const struct fsx_ahead_ends ends = {worker, answer_read, read_elsewhere};
     struct fsx_reply reply = {.data = worker->hands.answer, .room = FSX_ANSWER_BYTES};
+    bool done, first = false;
     switch (fsx_answer(&engine->tree, &request, &reply)) {
     case FSX_SILENCE:
         return;
@@ -349,31 +339,28 @@ static void handle(struct worker *worker, size_t bytes) {
             forward(worker, &request, bytes);
         return;
     case FSX_READ:
-        if (!fsx_content_read(engine->settings.content, &worker->hands, reply.entry, reply.offset, reply.length)) {
-            const struct fsx_reader reader = {.worker = worker->number, .entry = reply.entry, .unique = request.unique,
-                                              .offset = reply.offset, .length = reply.length, .start_ns = start_ns};
-            const struct fsx_asked asked = asked_of(&reader);
-            if (engine->settings.fetcher == NULL || !fsx_fetcher_fetch(engine->settings.fetcher, &reader))
-                cross(worker, &asked);
-            return;
-        }
-        reply.bytes = reply.length;
-        break;
+        fsx_ahead_read(engine->ahead,
+                       &(struct fsx_reader){.worker = worker->number, .entry = reply.entry, .unique = request.unique,
+                                            .offset = reply.offset, .length = reply.length, .start_ns = start_ns},
+                       &worker->hands, &ends);
+        return;
     case FSX_OUTPUT:
-        reply.error = do_output(engine, &reply);
+        reply.error = fsx_writers_do(&engine->writers, &reply.task, reply.data, &reply.bytes);
         if (reply.error == ENOENT || reply.error == ENOSPC || reply.error == EDQUOT) {
             cross_output(worker, &request, &reply.task, reply.error);
             return;
         }
         break;
     case FSX_CREATE:
-        if (!create(engine, &reply)) {
+        done = fsx_writers_create(&engine->writers, &reply.wanted, reply.data, &reply.bytes, &first);
+        if (!told(engine, done, first)) {
             forward(worker, &request, bytes);
             return;
         }
         break;
     case FSX_CLOSE:
-        if (!close_output(engine, request.nodeid)) {
+        done = fsx_outputs_close(engine->tree.outputs, request.nodeid, &first);
+        if (!told(engine, done, first)) {
             forward(worker, &request, bytes);
             return;
         }
@@ -381,8 +368,12 @@ static void handle(struct worker *worker, size_t bytes) {
     case FSX_REPLY:
         break;
     }
+    const bool found = request.opcode == FUSE_LOOKUP && reply.error == 0;
+    const uint32_t expected = found ? expected_after(engine, (const struct fuse_entry_out *)reply.data) : 0;
     fsx_device_reply(worker->device, request.unique, reply.data, reply.error == 0 ? reply.bytes : 0, reply.error);
     count_operation(worker, request.opcode, reply.error, start_ns);
+    if (expected != 0)
+        fsx_ahead_fetch(engine->ahead, expected, &worker->hands, &ends);
 }
 
 static void *worker_main(void *argument) {
@@ -422,6 +413,7 @@ static void free_engine(struct fsx_engine *engine) {
         fsx_hands_free(&worker->hands);
     }
     free(engine->workers);
+    fsx_ahead_free(engine->ahead);
     fsx_crossings_free(engine->crossings);
     free(engine->packet);
     fsx_sender_free(engine->sender);
@@ -456,17 +448,19 @@ static struct fsx_engine *make_engine(const struct fsx_engine_settings *settings
         return NULL;
     engine->settings = *settings;
     engine->tree = settings->tree;
+    fsx_writers_init(&engine->writers, settings->tree.outputs, settings->workers);
     pthread_mutex_init(&engine->lock, NULL);
     engine->settings.socket = fcntl(settings->socket, F_DUPFD_CLOEXEC, 0);
     engine->settings.wake = fcntl(settings->wake, F_DUPFD_CLOEXEC, 0);
     engine->workers = calloc(settings->workers, sizeof *engine->workers);
+    engine->ahead = fsx_ahead_new(settings->content, settings->workers);
     engine->crossings = fsx_crossings_new(engine->settings.wake);
     engine->packet = aligned_alloc(4096, PACKET_BYTES);
     engine->sender = fsx_sender_new(engine->settings.socket, not_forwarded, engine);
     for (uint32_t i = 0; engine->workers != NULL && i < settings->workers; i++)
         engine->workers[i].device = -1;
-    if (engine->workers == NULL || engine->crossings == NULL || engine->packet == NULL || engine->sender == NULL ||
-        engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
+    if (engine->workers == NULL || engine->ahead == NULL || engine->crossings == NULL || engine->packet == NULL ||
+        engine->sender == NULL || engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
         const int error = errno;
         free_engine(engine);
         errno = error;
@@ -545,6 +539,7 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
     if (engine->settings.fetcher != NULL)
         fsx_fetcher_count(engine->settings.fetcher, &counts->operations[FSX_OP_READ], &counts->reads);
     counts->crossings += atomic_load(&engine->crossed_late);
+    counts->ahead = fsx_ahead_count(engine->ahead);
 }
 
 /* Threads that hang keep the engine, but not the mount: with its last descriptor the kernel ends the connection, and

@@ -1,6 +1,6 @@
 /* engine.h: threads between the kernel and pyfuse3, which answer what they can and pass on the rest.
  *
- *   kernel == /dev/fuse ==> worker threads --- answers.c, content.c, outputs.c ---> kernel
+ *   kernel == /dev/fuse ==> worker threads --- answers.c, ahead.c, content.c, outputs.c ---> kernel
  *                              |    |
  *                              |    +-- of other nodes: fetching.c ---> kernel, or like all that is not here:
  *                              |    +-- a line of crossings, and an eventfd --> Python
@@ -15,6 +15,7 @@
 #ifndef FANSTORE_ENGINE_H
 #define FANSTORE_ENGINE_H
 
+#include "ahead.h"
 #include "answers.h"
 #include "content.h"
 #include "crossings.h"
@@ -28,6 +29,7 @@ struct fsx_engine_counts {
     struct fsx_latency operations[FSX_OPERATIONS];
     struct fsx_read_counts reads;
     struct fsx_output_counts outputs;
+    struct fsx_ahead_counts ahead;
     uint64_t forwarded, crossings, interrupted, malformed;
 };
 

@@ -177,16 +177,35 @@ MODES = {
     "address": {
         "cache": "2000",
         "content": "60",
+        "ahead": "2000",
         "fetch": "2000",
         "socket": "60",
         "outputs": "10000",
         "mount": "1",
         "hang": "0",
     },
-    "thread": {"cache": "1000", "content": "5", "fetch": "800", "socket": "40", "outputs": "3000", "mount": "0.6"},
-    "valgrind": {"cache": "100", "content": "1", "fetch": "80", "socket": "12", "outputs": "200", "mount": "0.4"},
+    "thread": {
+        "cache": "1000",
+        "content": "5",
+        "ahead": "600",
+        "fetch": "800",
+        "socket": "40",
+        "outputs": "3000",
+        "mount": "0.6",
+    },
+    "valgrind": {
+        "cache": "100",
+        "content": "1",
+        "ahead": "60",
+        "fetch": "80",
+        "socket": "12",
+        "outputs": "200",
+        "mount": "0.4",
+    },
 }
 FLAGS = {"address": ADDRESS, "thread": ("-fsanitize=thread",), "valgrind": ()}
+#: drive_ahead.c stands between the engine and the disk.
+WRAP = "-Wl,--wrap=pread,--wrap=preadv2,--wrap=fstatfs"
 VALGRIND = ["valgrind", "--quiet", "--leak-check=full", "--error-exitcode=9", "--fair-sched=yes"]
 
 
@@ -200,11 +219,11 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     """All modes of the driver with one build: no report, all bytes right, everything freed at the end."""
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
-    parts = "engine content chunk chunkcache answers request index pages latency device sending passing crossings"
-    parts += " fetching flights landing exchange pool operations"
+    parts = "engine ahead content chunk chunkcache answers request index pages latency device sending passing crossings"
+    parts += " fetching flights landing exchange pool operations writers"
     sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
-    program = compile_c(folder / build, [*sources, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])
+    program = compile_c(folder / build, [*sources, WRAP, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])
     prefix = VALGRIND if build == "valgrind" else []
     can_mount = os.geteuid() == 0 and not mounting.fuse_problem()
     (folder / "mount").mkdir(exist_ok=True)

@@ -411,6 +411,7 @@ class NativeEngine:
         operations = raw.get("operations", {})
         major, minor, flags = raw.get("kernel", (0, 0, 0))
         reads, read_bytes, writes, written_bytes = raw.get("outputs", (0, 0, 0, 0))
+        read_ahead, wanted = raw.get("read_ahead", (0, 0))
         forwarded, crossings = raw.get("forwarded", 0), raw.get("crossings", 0)
         return {
             "name": "native",
@@ -422,6 +423,7 @@ class NativeEngine:
             "interrupted": raw.get("interrupted", 0),
             "malformed": raw.get("malformed", 0),
             "direct_reads": raw.get("direct_reads", 0),
+            "read_ahead": {"files": read_ahead, "wanted": wanted},
             "cache": raw.get("cache", {}),
             "outputs": {
                 "reads": reads,

@@ -23,12 +23,31 @@ static void answer_init(int socket, const uint8_t *packet, const struct fuse_in_
     check_call(send(socket, &reply, sizeof reply, MSG_NOSIGNAL) == sizeof reply, "INIT is not answered");
 }
 
+/* A real kernel forgets a name, and will look it up again. */
+static void forget_name(int socket, uint64_t *seed) {
+    const struct fsx_index *x = &world.index;
+    const uint32_t entry = world.files[below(seed, world.file_count)];
+    const uint32_t bytes = (uint32_t)(x->nameoff[entry + 1] - x->nameoff[entry]);
+    struct {
+        struct fuse_out_header head;
+        struct fuse_notify_inval_entry_out out;
+        char name[FSX_NAME_MAX + 1];
+    } packet = {.head = {.error = FUSE_NOTIFY_INVAL_ENTRY},
+                .out = {.parent = (uint64_t)x->parent[entry] + 1, .namelen = bytes}};
+    memcpy(packet.name, x->names + x->nameoff[entry], bytes);
+    packet.head.len = (uint32_t)(sizeof packet.head + sizeof packet.out) + bytes + 1;
+    send(socket, &packet, packet.head.len, MSG_NOSIGNAL);
+}
+
 /* pyfuse3: answers INIT, and knows nothing else. */
 static void *pyfuse3_main(void *argument) {
     struct rig *rig = argument;
     uint8_t *packet = malloc(PACKET);
     check(packet != NULL, "no memory");
+    uint64_t seed = 13;
     while (!atomic_load(&rig->ending)) {
+        if (rig->kernel < 0 && !atomic_load(&rig->deaf))
+            forget_name(rig->python, &seed);
         struct pollfd ready = {.fd = rig->python, .events = POLLIN};
         if (atomic_load(&rig->deaf) || poll(&ready, 1, 2) != 1) {
             poll(NULL, 0, 1);

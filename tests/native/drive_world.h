@@ -62,9 +62,13 @@ struct piece some_piece(uint64_t *state, uint32_t most);
 /* The path of an entry below `root`; the caller frees it. */
 char *path_of(const char *root, uint32_t entry);
 
+/* Partitions that are opened from now on lie on a file system that is neither memory nor a disk. */
+extern atomic_bool far_away;
+
 /* Scenarios; each ends the program if something is wrong. */
 void drive_cache(uint32_t rounds);
 void drive_content(uint32_t rounds);
+void drive_ahead(uint32_t rounds);
 void drive_fetch(uint32_t rounds);
 void drive_socket(uint32_t rounds);
 void drive_outputs(uint32_t rounds, const char *where);
