@@ -25,6 +25,10 @@
 #include <stdint.h>
 
 #define FSX_WINDOW 16 /* questions to one peer under way: of Python's (transport/window.py), and as many of the engine's */
+/* Answers of one peer on the link: while so many bytes are to come, further questions are held here, and leave when one
+ * has come. MPI may receive all that it was asked for within one call, and nobody can look at the first before the last is
+ * there: with 16 answers of 4 MiB, copying and checking took turns. Two of the largest keep a link busy. */
+#define FSX_ASKED_BYTES ((size_t)8 << 20)
 #define FSX_SENDS 32  /* replies being sent at once; further requests wait in line */
 #define FSX_TAG_MESSAGE 1
 #define FSX_TAG_REPLY_FIRST 16
@@ -86,8 +90,13 @@ struct fsx_counters {
 /* Who asks has tags of its own, so that nobody has to wait for the other's places. */
 enum fsx_side { FSX_SIDE_PYTHON, FSX_SIDE_ENGINE, FSX_SIDES };
 
+#define FSX_HELD (FSX_SIDES * FSX_WINDOW) /* whoever submits has a place in the window of its side */
+
 struct fsx_peer {
     uint8_t *buffer;                 /* its next message */
+    struct fsx_question *held;       /* a ring of FSX_HELD: submitted, and not asked yet */
+    int held_first, held_count;
+    size_t asked_bytes; /* that the answers may have which are awaited */
     int tags[FSX_SIDES][FSX_WINDOW]; /* that no answer is awaited with */
     int tag_count[FSX_SIDES];
     uint8_t gone;   /* atomic: dead, or has said BYE: nothing is sent any more */

@@ -201,7 +201,7 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
     parts = "engine content chunk chunkcache answers request index pages latency device sending passing crossings"
-    parts += " fetching flights landing exchange pool"
+    parts += " fetching flights landing exchange slots pool"
     sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
     program = compile_c(folder / build, [*sources, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])
