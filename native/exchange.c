@@ -256,6 +256,7 @@ static void ask(struct fsx_exchange *x, const struct fsx_question *question) {
         return;
     }
     peer->asked_bytes += (size_t)question->answer_bytes;
+    peer->asked++;
     const uint32_t tag_field = htole32((uint32_t)tag);
     memcpy((char *)question->message + offsetof(struct header, tag), &tag_field, sizeof tag_field);
     fsx_exchange_send(x, question->peer, question->message, question->message_bytes, false);
@@ -264,7 +265,8 @@ static void ask(struct fsx_exchange *x, const struct fsx_question *question) {
 /* Ask what is held, as far as the answers under way leave room; what a peer that is gone would be asked lands at once. So
  * nothing is held while no answer is awaited. */
 static void ask_held(struct fsx_exchange *x, struct fsx_peer *peer) {
-    while (peer->held_count > 0 && (peer->asked_bytes < FSX_ASKED_BYTES || peer->gone)) {
+    while (peer->held_count > 0 &&
+           (peer->asked_bytes < FSX_ASKED_BYTES || peer->asked < FSX_ASKED_LEAST || peer->gone)) {
         const struct fsx_question question = peer->held[peer->held_first];
         peer->held_first = (peer->held_first + 1) % FSX_HELD;
         peer->held_count--;
@@ -314,6 +316,7 @@ static void dispatch(struct fsx_exchange *x, int slot_number, int got) {
             x->counters.fetched_bytes += (uint64_t)got;
         }
         peer->asked_bytes -= (size_t)slot.bytes;
+        peer->asked--;
         ask_held(x, peer); /* at once: the next answer comes while this one is looked at */
         land(x, slot.asker, true, (struct fsx_landed){slot.owner, slot.memory, slot.peer, got});
         break;
