@@ -11,7 +11,8 @@ that takes less of the trio thread's time than handing them to a worker.
 
 In a job of several nodes, chunks that are not on this one are fetched whole from a peer that has them (remote.py),
 plain ones as well as compressed ones, checked after arrival, and come through the memory cache: the many reads of a
-file fetch it once, and what is kept is the memory into which it arrived. The order of sources is: copy on this node,
+file fetch it once, and what is kept is the memory into which it arrived. A plain chunk that one read takes whole is not
+kept where the kernel caches above us: it has all of it. The order of sources is: copy on this node,
 memory cache, peers, prepared file. What cannot be read or is damaged in one source is asked for in the next.
 """
 
