@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import trio
-from harness.remote import Case, Figures, Files, Source, Spec, keep_in_memory, total
+from harness.remote import WARM_UP_S, Case, Figures, Files, Source, Spec, keep_in_memory, total
 
 from fanstore.core.job import Job
 from fanstore.core.node import Node, NodeSettings
@@ -46,10 +46,8 @@ class Rank:
         figures = Figures()
         reader, source, chunk_bytes = self.node.reader, self._source, self._chunk_bytes
         position = 0
-        begin_s = time.perf_counter()
-        end_s = begin_s + self._spec.seconds
 
-        async def read() -> None:
+        async def read(end_s: float) -> None:
             nonlocal position
             while (now_s := time.perf_counter()) < end_s:
                 file = files[position % len(files)]
@@ -60,10 +58,17 @@ class Rank:
                 reader.close(file.entry)
                 figures.latencies_s.append(time.perf_counter() - now_s)
 
+        async def read_for(seconds: float) -> None:
+            end_s = time.perf_counter() + seconds
+            async with trio.open_nursery() as nursery:
+                for _ in range(case.window):
+                    nursery.start_soon(read, end_s)
+
+        await read_for(WARM_UP_S)
+        figures.latencies_s.clear()
         before = self._reads()
-        async with trio.open_nursery() as nursery:
-            for _ in range(case.window):
-                nursery.start_soon(read)
+        begin_s = time.perf_counter()
+        await read_for(self._spec.seconds)
         figures.seconds = time.perf_counter() - begin_s
         self._check_sources(case, before)
         return figures

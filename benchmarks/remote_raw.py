@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness.remote import Case, Figures, File, Files, Source, Spec, total
+from harness.remote import WARM_UP_S, Case, Figures, File, Files, Source, Spec, total
 
 from fanstore.format.prepared import PreparedDataset
 
@@ -132,8 +132,9 @@ def main() -> None:
     files = Files(prepared, spec.ranks)
     for case in spec.cases:
         chosen = files.of(case, rank) if rank < case.askers else []
-        world.Barrier()
-        line = Rank(MPI, source, case, chosen, spec.seconds).run().line()
+        for seconds in (WARM_UP_S, spec.seconds):
+            world.Barrier()
+            line = Rank(MPI, source, case, chosen, seconds).run().line()
         everybody = world.gather(line)
         if everybody:
             print(json.dumps(total(case, everybody)), flush=True)

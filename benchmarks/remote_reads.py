@@ -24,7 +24,7 @@ from harness import machine, record
 from harness.command import BenchmarkError, find_program, run
 from harness.reading import Readers
 from harness.record import Spread, markdown_table
-from harness.remote import SHARES, Case, Spec, total
+from harness.remote import SHARES, WARM_UP_S, Case, Spec, total
 from harness.script import run_script
 from harness.workspace import workspace
 
@@ -153,7 +153,8 @@ def make_table(result: dict[str, Any]) -> str:
             f"{machine.sentence(result['machine'])}.",
             record.load_sentence(result["runs"]),
             "All ranks are on this machine. raw: mpi4py alone; core: FanStore's reader, checksums included, without "
-            f"FUSE; mount: the mount (engine {settings['engine']}) and a C reader. Whole files. "
+            f"FUSE; mount: the mount (engine {settings['engine']}) and a C reader. Whole files. Raw and core read for "
+            f"{WARM_UP_S:g} s before the clock starts. "
             "Ratio: files/s in the same round: median (lowest-highest).",
             "",
             "## One of two ranks reads what the other one has",

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "pages.h"
+#include "slots.h"
 
 /* Polls between two looks at the clock, and between two offers of the core to others: some 5 µs. An idle daemon that
  * wakes up needs two: in the first MPI looks for what has come, the second reports it. */
@@ -19,16 +20,6 @@
 #define POLLS_IDLE 2
 /* With traffic and nothing to report, run returns so often: its caller has limits of time to look after. */
 #define LONGEST_RUN_NS 20000000u
-
-enum slot_kind { EMPTY, LISTEN, ANSWER, ABANDONED, MESSAGE, REPLY };
-
-struct fsx_slot {
-    enum slot_kind kind;
-    int peer, tag;
-    const struct fsx_asker *asker; /* ANSWER, ABANDONED: NULL for Python */
-    void *owner;                   /* ANSWER, ABANDONED: token */
-    void *memory;                  /* ANSWER, ABANDONED, REPLY: token or NULL; MESSAGE: to be freed */
-};
 
 struct fsx_reply {
     int peer, tag, bytes;
@@ -48,60 +39,12 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* The small tables of the MPI thread. Without memory for a few bytes there is nobody left who could be told. */
-static void *grown(void *memory, size_t count, size_t item_bytes) {
-    void *result = reallocarray(memory, count, item_bytes);
-    if (result == NULL) {
-        fputs("fanstore: no memory for requests between nodes\n", stderr);
-        abort();
-    }
-    return result;
-}
-
-/* ---- requests ------------------------------------------------------------------------------------------------- */
-
-static void *handle(struct fsx_exchange *x, int slot) { return x->handles + (size_t)slot * x->mpi.handle_bytes; }
-
-static void set_null(struct fsx_exchange *x, int slot) {
-    /* A handle of 4 bytes is the lower half: this machine is little-endian, as the format demands. */
-    memcpy(handle(x, slot), &x->mpi.null_request, x->mpi.handle_bytes);
-}
-
-static void grow_slots(struct fsx_exchange *x) {
-    const int begin = x->slot_count, count = begin == 0 ? 64 : 2 * begin;
-    x->handles = grown(x->handles, (size_t)count, x->mpi.handle_bytes);
-    x->slots = grown(x->slots, (size_t)count, sizeof *x->slots);
-    x->free_slots = grown(x->free_slots, (size_t)count, sizeof *x->free_slots);
-    x->indices = grown(x->indices, (size_t)count, sizeof *x->indices);
-    x->statuses = grown(x->statuses, (size_t)count, x->mpi.status_bytes);
-    x->slot_count = count;
-    for (int slot = count - 1; slot >= begin; slot--) {
-        set_null(x, slot);
-        x->slots[slot] = (struct fsx_slot){.kind = EMPTY};
-        x->free_slots[x->free_count++] = slot;
-    }
-}
-
-static int take_slot(struct fsx_exchange *x, struct fsx_slot content) {
-    if (x->free_count == 0)
-        grow_slots(x);
-    const int slot = x->free_slots[--x->free_count];
-    x->slots[slot] = content;
-    return slot;
-}
-
-static struct fsx_slot free_slot(struct fsx_exchange *x, int slot) {
-    const struct fsx_slot content = x->slots[slot];
-    x->slots[slot].kind = EMPTY;
-    set_null(x, slot);
-    x->free_slots[x->free_count++] = slot;
-    return content;
-}
+/* ---- what happens ---------------------------------------------------------------------------------------------- */
 
 static void add_event(struct fsx_exchange *x, enum fsx_event_kind kind, int peer, int value) {
     if (x->event_count == x->event_room) {
         x->event_room = 2 * x->event_room + 16;
-        x->events = grown(x->events, (size_t)x->event_room, sizeof *x->events);
+        x->events = fsx_grown(x->events, (size_t)x->event_room, sizeof *x->events);
     }
     x->events[x->event_count++] = (struct fsx_event){kind, peer, value};
 }
@@ -111,7 +54,7 @@ static void release(struct fsx_exchange *x, void *memory) {
         return;
     if (x->released_count == x->released_room) {
         x->released_room = 2 * x->released_room + 16;
-        x->released = grown(x->released, (size_t)x->released_room, sizeof *x->released);
+        x->released = fsx_grown(x->released, (size_t)x->released_room, sizeof *x->released);
     }
     x->released[x->released_count++] = memory;
 }
@@ -146,6 +89,12 @@ static void read_eventfd(int fd) {
         perror("fanstore: eventfd");
 }
 
+static void tell_trio(struct fsx_exchange *x) {
+    if (__atomic_load_n(&x->landed_count, __ATOMIC_ACQUIRE) > 0 &&
+        __atomic_exchange_n(&x->trio_waits, 0, __ATOMIC_SEQ_CST) != 0)
+        write_eventfd(x->landing);
+}
+
 /* ---- replies -------------------------------------------------------------------------------------------------- */
 
 static void send_reply(struct fsx_exchange *x, const struct fsx_reply *reply) {
@@ -153,11 +102,12 @@ static void send_reply(struct fsx_exchange *x, const struct fsx_reply *reply) {
         release(x, reply->memory);
         return;
     }
-    const int slot = take_slot(x, (struct fsx_slot){.kind = REPLY, .peer = reply->peer, .memory = reply->memory});
+    const int slot =
+        fsx_slot_take(x, (struct fsx_slot){.kind = FSX_SLOT_REPLY, .peer = reply->peer, .memory = reply->memory});
     const int code = x->mpi.isend(reply->data, reply->bytes, x->mpi.byte, reply->peer, reply->tag, x->mpi.communicator,
-                                  handle(x, slot));
+                                  fsx_slot_handle(x, slot));
     if (code != 0) {
-        release(x, free_slot(x, slot).memory);
+        release(x, fsx_slot_free(x, slot).memory);
         add_event(x, FSX_LOST, reply->peer, code);
         return;
     }
@@ -172,7 +122,7 @@ void fsx_exchange_reply(struct fsx_exchange *x, int peer, int tag, const void *d
         send_reply(x, &reply);
     } else {
         if (x->waiting_count == x->waiting_room) {
-            struct fsx_reply *larger = grown(NULL, 2 * (size_t)x->waiting_room + 16, sizeof *larger);
+            struct fsx_reply *larger = fsx_grown(NULL, 2 * (size_t)x->waiting_room + 16, sizeof *larger);
             for (int i = 0; i < x->waiting_count; i++)
                 larger[i] = x->waiting[(x->waiting_first + i) % x->waiting_room];
             free(x->waiting);
@@ -239,28 +189,28 @@ static void hear(struct fsx_exchange *x, int peer, int bytes) {
             add_event(x, FSX_HEARD, peer, bytes);
             return;
         }
-        const int slot = take_slot(x, (struct fsx_slot){.kind = LISTEN, .peer = peer});
+        const int slot = fsx_slot_take(x, (struct fsx_slot){.kind = FSX_SLOT_LISTEN, .peer = peer});
         int code = x->mpi.irecv(x->peers[peer].buffer, x->buffer_bytes, x->mpi.byte, peer, FSX_TAG_MESSAGE,
-                                x->mpi.communicator, handle(x, slot));
+                                x->mpi.communicator, fsx_slot_handle(x, slot));
         int here = 0;
         if (code == 0)
-            code = x->mpi.test(handle(x, slot), &here, x->statuses);
+            code = x->mpi.test(fsx_slot_handle(x, slot), &here, x->statuses);
         if (code == 0 && !here)
             return;
         bytes = FSX_FAILED;
         if (code == 0 && x->mpi.get_count(x->statuses, x->mpi.byte, &bytes) != 0)
             bytes = FSX_FAILED;
-        free_slot(x, slot);
+        fsx_slot_free(x, slot);
     }
     add_event(x, FSX_LOST, peer, FSX_FAILED);
 }
 
 void fsx_exchange_listen(struct fsx_exchange *x, int peer) {
-    const int slot = take_slot(x, (struct fsx_slot){.kind = LISTEN, .peer = peer});
+    const int slot = fsx_slot_take(x, (struct fsx_slot){.kind = FSX_SLOT_LISTEN, .peer = peer});
     const int code = x->mpi.irecv(x->peers[peer].buffer, x->buffer_bytes, x->mpi.byte, peer, FSX_TAG_MESSAGE,
-                                  x->mpi.communicator, handle(x, slot));
+                                  x->mpi.communicator, fsx_slot_handle(x, slot));
     if (code != 0) {
-        free_slot(x, slot);
+        fsx_slot_free(x, slot);
         add_event(x, FSX_LOST, peer, code);
     }
 }
@@ -270,13 +220,14 @@ void fsx_exchange_send(struct fsx_exchange *x, int peer, void *message, int byte
         free(message);
         return;
     }
-    const int slot = take_slot(x, (struct fsx_slot){.kind = MESSAGE, .peer = peer, .memory = message});
+    const int slot = fsx_slot_take(x, (struct fsx_slot){.kind = FSX_SLOT_MESSAGE, .peer = peer, .memory = message});
     int sent = 0;
-    int code = x->mpi.isend(message, bytes, x->mpi.byte, peer, FSX_TAG_MESSAGE, x->mpi.communicator, handle(x, slot));
+    int code = x->mpi.isend(message, bytes, x->mpi.byte, peer, FSX_TAG_MESSAGE, x->mpi.communicator,
+                            fsx_slot_handle(x, slot));
     if (code == 0) /* a small message is on its way at once */
-        code = x->mpi.test(handle(x, slot), &sent, x->statuses);
+        code = x->mpi.test(fsx_slot_handle(x, slot), &sent, x->statuses);
     if (code != 0 || sent)
-        free(free_slot(x, slot).memory);
+        free(fsx_slot_free(x, slot).memory);
     if (code != 0)
         add_event(x, FSX_LOST, peer, code);
 }
@@ -292,21 +243,35 @@ static void ask(struct fsx_exchange *x, const struct fsx_question *question) {
     /* There is a tag: a question has a place in the window, and keeps it as long as its tag. */
     const enum fsx_side side = side_of(question->asker);
     const int tag = peer->tags[side][--peer->tag_count[side]];
-    const int slot = take_slot(x, (struct fsx_slot){.kind = ANSWER, .peer = question->peer, .tag = tag,
+    const int slot = fsx_slot_take(x, (struct fsx_slot){.kind = FSX_SLOT_ANSWER, .peer = question->peer, .tag = tag,
                                                     .asker = question->asker, .owner = question->owner,
-                                                    .memory = question->memory});
+                                                    .memory = question->memory, .bytes = question->answer_bytes});
     const int code = x->mpi.irecv(question->answer, question->answer_bytes, x->mpi.byte, question->peer, tag,
-                                  x->mpi.communicator, handle(x, slot));
+                                  x->mpi.communicator, fsx_slot_handle(x, slot));
     if (code != 0) {
-        free_slot(x, slot);
+        fsx_slot_free(x, slot);
         free(question->message);
         land(x, question->asker, true, failed);
         add_event(x, FSX_LOST, question->peer, code);
         return;
     }
+    peer->asked_bytes += (size_t)question->answer_bytes;
+    peer->asked++;
     const uint32_t tag_field = htole32((uint32_t)tag);
     memcpy((char *)question->message + offsetof(struct header, tag), &tag_field, sizeof tag_field);
     fsx_exchange_send(x, question->peer, question->message, question->message_bytes, false);
+}
+
+/* Ask what is held, as far as the answers under way leave room; what a peer that is gone would be asked lands at once. So
+ * nothing is held while no answer is awaited. */
+static void ask_held(struct fsx_exchange *x, struct fsx_peer *peer) {
+    while (peer->held_count > 0 &&
+           (peer->asked_bytes < FSX_ASKED_BYTES || peer->asked < FSX_ASKED_LEAST || peer->gone)) {
+        const struct fsx_question question = peer->held[peer->held_first];
+        peer->held_first = (peer->held_first + 1) % FSX_HELD;
+        peer->held_count--;
+        ask(x, &question);
+    }
 }
 
 static bool start_submitted(struct fsx_exchange *x) {
@@ -322,23 +287,26 @@ static bool start_submitted(struct fsx_exchange *x) {
         pthread_mutex_unlock(&x->lock);
         if (count == 0)
             return true;
-        for (int i = 0; i < count; i++)
-            ask(x, &questions[i]);
+        for (int i = 0; i < count; i++) {
+            struct fsx_peer *peer = &x->peers[questions[i].peer];
+            peer->held[(peer->held_first + peer->held_count++) % FSX_HELD] = questions[i];
+            ask_held(x, peer);
+        }
     }
 }
 
 /* ---- completion ----------------------------------------------------------------------------------------------- */
 
 static void dispatch(struct fsx_exchange *x, int slot_number, int got) {
-    const struct fsx_slot slot = free_slot(x, slot_number);
+    const struct fsx_slot slot = fsx_slot_free(x, slot_number);
     struct fsx_peer *peer = &x->peers[slot.peer];
     switch (slot.kind) {
-    case EMPTY:
+    case FSX_SLOT_EMPTY:
         break;
-    case LISTEN:
+    case FSX_SLOT_LISTEN:
         hear(x, slot.peer, got);
         break;
-    case ANSWER:
+    case FSX_SLOT_ANSWER:
         peer->tags[side_of(slot.asker)][peer->tag_count[side_of(slot.asker)]++] = slot.tag;
         if (got == FSX_FAILED) {
             add_event(x, FSX_LOST, slot.peer, FSX_FAILED);
@@ -347,18 +315,21 @@ static void dispatch(struct fsx_exchange *x, int slot_number, int got) {
             x->counters.fetches++;
             x->counters.fetched_bytes += (uint64_t)got;
         }
+        peer->asked_bytes -= (size_t)slot.bytes;
+        peer->asked--;
+        ask_held(x, peer); /* at once: the next answer comes while this one is looked at */
         land(x, slot.asker, true, (struct fsx_landed){slot.owner, slot.memory, slot.peer, got});
         break;
-    case ABANDONED:
+    case FSX_SLOT_ABANDONED:
         x->abandoned--;
         if (slot.asker != NULL)
             slot.asker->returned(slot.owner);
         release(x, slot.memory);
         break;
-    case MESSAGE:
+    case FSX_SLOT_MESSAGE:
         free(slot.memory);
         break;
-    case REPLY:
+    case FSX_SLOT_REPLY:
         x->sending--;
         release(x, slot.memory);
         break;
@@ -388,8 +359,8 @@ static bool progress(struct fsx_exchange *x) {
         const int count = all - begin < 64 ? all - begin : 64;
         for (int i = 0; i < count; i++) {
             slots[i] = x->indices[begin + i];
-            const enum slot_kind kind = x->slots[slots[i]].kind;
-            const bool matters = kind == LISTEN || kind == ANSWER;
+            const enum fsx_slot_kind kind = x->slots[slots[i]].kind;
+            const bool matters = kind == FSX_SLOT_LISTEN || kind == FSX_SLOT_ANSWER;
             got[i] = matters ? received(x, x->statuses + (size_t)(begin + i) * x->mpi.status_bytes, code != 0) : 0;
         }
         for (int i = 0; i < count; i++)
@@ -408,9 +379,7 @@ bool fsx_exchange_run(struct fsx_exchange *x, uint64_t spin_ns) {
             traffic |= progress(x);
             if (traffic) {
                 fsx_exchange_touch(x);
-                if (__atomic_load_n(&x->landed_count, __ATOMIC_ACQUIRE) > 0 &&
-                    __atomic_exchange_n(&x->trio_waits, 0, __ATOMIC_SEQ_CST) != 0)
-                    write_eventfd(x->landing);
+                tell_trio(x);
             }
             if (x->event_count > 0 || __atomic_load_n(&x->interrupted, __ATOMIC_SEQ_CST) != 0)
                 return false;
@@ -522,23 +491,25 @@ void fsx_exchange_lose(struct fsx_exchange *x, int peer) {
     set_flag(&x->peers[peer].gone, 1);
     for (int slot = 0; slot < x->slot_count; slot++) {
         struct fsx_slot *content = &x->slots[slot];
-        if (content->kind != ANSWER || content->peer != peer)
+        if (content->kind != FSX_SLOT_ANSWER || content->peer != peer)
             continue;
-        content->kind = ABANDONED;
+        content->kind = FSX_SLOT_ABANDONED;
         land(x, content->asker, false, (struct fsx_landed){content->owner, NULL, peer, FSX_FAILED});
         x->abandoned++;
-        x->mpi.cancel(handle(x, slot)); /* an error here: the library has found out itself */
+        x->mpi.cancel(fsx_slot_handle(x, slot)); /* an error here: the library has found out itself */
     }
-    fsx_exchange_touch(x); /* so that the next run does not go to sleep before it has told trio */
-    if (__atomic_exchange_n(&x->trio_waits, 0, __ATOMIC_SEQ_CST) != 0)
-        write_eventfd(x->landing);
+    ask_held(x, &x->peers[peer]);
+    fsx_exchange_touch(x);
+    tell_trio(x);
 }
 
 void fsx_exchange_part(struct fsx_exchange *x, int peer) {
     set_flag(&x->peers[peer].gone, 1);
     for (int slot = 0; slot < x->slot_count; slot++)
-        if (x->slots[slot].kind == ANSWER && x->slots[slot].peer == peer)
-            x->mpi.cancel(handle(x, slot));
+        if (x->slots[slot].kind == FSX_SLOT_ANSWER && x->slots[slot].peer == peer)
+            x->mpi.cancel(fsx_slot_handle(x, slot));
+    ask_held(x, &x->peers[peer]);
+    tell_trio(x);
 }
 
 void fsx_exchange_break(struct fsx_exchange *x) {
@@ -572,19 +543,22 @@ bool fsx_exchange_open(struct fsx_exchange *x) {
         return false;
     for (int peer = 0; peer < x->size; peer++) {
         x->peers[peer].buffer = malloc((size_t)x->buffer_bytes);
-        if (x->peers[peer].buffer == NULL)
+        x->peers[peer].held = calloc(FSX_HELD, sizeof *x->peers[peer].held);
+        if (x->peers[peer].buffer == NULL || x->peers[peer].held == NULL)
             return false;
         for (int side = 0; side < FSX_SIDES; side++)
             for (int i = 0; i < FSX_WINDOW; i++)
                 x->peers[peer].tags[side][x->peers[peer].tag_count[side]++] = FSX_TAG_REPLY_FIRST + side * FSX_WINDOW + i;
     }
-    grow_slots(x);
+    fsx_slots_grow(x);
     return true;
 }
 
 void fsx_exchange_free(struct fsx_exchange *x) {
-    for (int peer = 0; x->peers != NULL && peer < x->size; peer++)
+    for (int peer = 0; x->peers != NULL && peer < x->size; peer++) {
         free(x->peers[peer].buffer);
+        free(x->peers[peer].held);
+    }
     void *memory[] = {x->peers,   x->submitted, x->landed, x->handles, x->slots,    x->free_slots, x->indices,
                       x->statuses, x->waiting,  x->maps,   x->events,  x->released};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)

@@ -25,6 +25,12 @@
 #include <stdint.h>
 
 #define FSX_WINDOW 16 /* questions to one peer under way: of Python's (transport/window.py), and as many of the engine's */
+/* Answers of one peer on the link: while so many bytes are to come, in at least two of them, further questions are held
+ * here, and leave when an answer has come. MPI may receive all that it was asked for within one call, and nobody can look at
+ * the first before the last is there: copying and checking took turns. Measured with 16 files under way, relative to raw
+ * MPI: 512 KiB 0.66, 0.78, 0.80, 0.62 with 1, 2, 4, 8 MiB. */
+#define FSX_ASKED_BYTES ((size_t)4 << 20)
+#define FSX_ASKED_LEAST 2
 #define FSX_SENDS 32  /* replies being sent at once; further requests wait in line */
 #define FSX_TAG_MESSAGE 1
 #define FSX_TAG_REPLY_FIRST 16
@@ -86,8 +92,14 @@ struct fsx_counters {
 /* Who asks has tags of its own, so that nobody has to wait for the other's places. */
 enum fsx_side { FSX_SIDE_PYTHON, FSX_SIDE_ENGINE, FSX_SIDES };
 
+#define FSX_HELD (FSX_SIDES * FSX_WINDOW) /* whoever submits has a place in the window of its side */
+
 struct fsx_peer {
     uint8_t *buffer;                 /* its next message */
+    struct fsx_question *held;       /* a ring of FSX_HELD: submitted, and not asked yet */
+    int held_first, held_count;
+    int asked;          /* answers that are awaited */
+    size_t asked_bytes; /* that they may have */
     int tags[FSX_SIDES][FSX_WINDOW]; /* that no answer is awaited with */
     int tag_count[FSX_SIDES];
     uint8_t gone;   /* atomic: dead, or has said BYE: nothing is sent any more */

@@ -169,13 +169,35 @@ def test_plain_bytes_go_when_the_file_is_closed(intact: Callable[[str], Path], t
             entry = node.entry("small/05")
             node.reader.open(entry)
             node.reader.open(entry)
-            await node.read("small/05")
+            await node.read("small/05", 0, 10)
             node.reader.close(entry)
             assert node.cache.statistics().chunks == 1
             node.reader.close(entry)
             assert node.cache.statistics().chunks == (0 if codec == "none" else 1), "the kernel has plain ones"
             assert node.cache.statistics().dropped == (1 if codec == "none" else 0)
             assert await node.read("small/05") == CONTENTS["small/05"]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_plain_chunks_that_are_read_whole_are_not_kept(
+    intact: Callable[[str], Path], tmp_path: Path, codec: str
+) -> None:
+    async def main() -> None:
+        async with cluster(intact(codec), tmp_path, size=2, room=[0, 1 << 40], drop_behind=True) as job:
+            node = job.nodes[0]
+            entry = node.entry("b/text-9M")
+            node.reader.open(entry)
+            kept = []
+            for offset, size in ((0, CHUNK), (CHUNK, CHUNK - 1), (2 * CHUNK, CHUNK)):
+                assert await node.read("b/text-9M", offset, size) == CONTENTS["b/text-9M"][offset : offset + size]
+                kept.append(node.cache.statistics().chunks)
+            assert kept == ([0, 1, 1] if codec == "none" else [1, 2, 3])
+            assert await node.read("b/text-9M", CHUNK, CHUNK) == CONTENTS["b/text-9M"][CHUNK : 2 * CHUNK]
+            assert node.statistics.sources[Source.CACHE].reads == 1, "what is kept is used, also when it is read whole"
+            node.reader.close(entry)
+            assert node.cache.statistics().chunks == (0 if codec == "none" else 3)
 
     trio.run(main)
 

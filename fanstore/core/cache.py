@@ -79,8 +79,8 @@ class ChunkCache:
             self._hits += 1
         return data
 
-    async def get(self, key: ChunkKey, load: Callable[[], Awaitable[ChunkData]]) -> ChunkData:
-        """The chunk, kept or loaded; several callers at once load it once.
+    async def get(self, key: ChunkKey, load: Callable[[], Awaitable[ChunkData]], *, keep: bool = True) -> ChunkData:
+        """The chunk, kept or loaded; several callers at once load it once. Without ``keep`` it is not kept for others.
 
         Raises what ``load`` raises, in every caller that waited for it; nothing is kept then.
         """
@@ -104,7 +104,8 @@ class ChunkCache:
             self._failed_loads += isinstance(error, Exception)
             loads.end(key, flight, error=error)
             raise
-        self._keep(key, data)
+        if keep:
+            self._keep(key, data)
         loads.end(key, flight, data)
         return data
 

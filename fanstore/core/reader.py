@@ -11,7 +11,8 @@ that takes less of the trio thread's time than handing them to a worker.
 
 In a job of several nodes, chunks that are not on this one are fetched whole from a peer that has them (remote.py),
 plain ones as well as compressed ones, checked after arrival, and come through the memory cache: the many reads of a
-file fetch it once, and what is kept is the memory into which it arrived. The order of sources is: copy on this node,
+file fetch it once, and what is kept is the memory into which it arrived. A plain chunk that one read takes whole is not
+kept where the kernel caches above us: it has all of it. The order of sources is: copy on this node,
 memory cache, peers, prepared file. What cannot be read or is damaged in one source is asked for in the next.
 """
 
@@ -96,6 +97,8 @@ class Reader:
             ``entry_count + r``. One byte rather than one bit: a chunk that was intact in the prepared file must be
             looked at again in a staged copy that was not verified. Shared with the native engine, whose threads read
             and write single bytes of it at any time.
+        _passes_on: plain chunks of other nodes that are read whole are not kept: whoever asked keeps them. Their memory
+            goes back at once, and is still in the processor's caches when the next answer comes.
         _scratch: where reads on the trio thread land; page-aligned. Never used across an await.
         _limiter: bounds the worker threads, and with them the memory of loads under way (twice a chunk each).
         _damaged: entries that had a read fail.
@@ -125,6 +128,7 @@ class Reader:
         self._statistics = statistics
         self._drop_behind = drop_behind
         self._remote = remote
+        self._passes_on = drop_behind and remote is not None
         self._chunk_bytes = index.chunk_bytes
         self._entry_count = index.entry_count
         # Memoryview columns: plain ints without the cost of numpy scalars.
@@ -263,6 +267,7 @@ class Reader:
 
     async def _read_chunks(self, entry: int, offset: int, end: int, through_cache: bool) -> ChunkData:
         parts: list[ChunkData] = []
+        pass_on = self._passes_on and self._codec[entry] == Codec.NONE
         position = offset
         while position < end:
             number, start = divmod(position, self._chunk_bytes)
@@ -270,7 +275,9 @@ class Reader:
             key = (entry, number)
             if through_cache:
                 came_from: list[Source] = []  # filled if the cache does not have it, and nobody else loads it
-                chunk = await self._cache.get(key, functools.partial(self._fetch, entry, number, came_from))
+                load = functools.partial(self._fetch, entry, number, came_from)
+                whole = start == 0 and (stop == self._chunk_bytes or position + stop == self._size[entry])
+                chunk = await self._cache.get(key, load, keep=not (whole and pass_on))
                 source = came_from[0] if came_from else Source.CACHE
             else:
                 # Not kept: from now on it is marked, and is read from the page cache piece by piece.

@@ -39,14 +39,16 @@ class Flight:
 
     Attributes:
         task: who waits, until ``deadline_s`` of time.monotonic(); None after it has given up.
+        answer_bytes: at most; with as many it has its place in the window.
     """
 
-    __slots__ = ("deadline_s", "peer", "task")
+    __slots__ = ("answer_bytes", "deadline_s", "peer", "task")
 
-    def __init__(self, peer: Peer, task: Any, deadline_s: float) -> None:
+    def __init__(self, peer: Peer, task: Any, deadline_s: float, answer_bytes: int) -> None:
         self.peer = peer
         self.task = task
         self.deadline_s = deadline_s
+        self.answer_bytes = answer_bytes
 
     def give_up(self, _: object) -> trio.lowlevel.Abort:
         """The reader is cancelled. The memory belongs to MPI until the answer comes."""

@@ -29,13 +29,15 @@ class _Flight:
     """A question to one peer.
 
     Attributes:
+        answer_bytes: at most; with as many it has its place in the window.
         given_up: the asker does not wait any more; an answer is counted as late and thrown away.
         outcome: the answer (empty: refused), or what went wrong; set before ``done``.
     """
 
-    __slots__ = ("done", "given_up", "outcome")
+    __slots__ = ("answer_bytes", "done", "given_up", "outcome")
 
-    def __init__(self) -> None:
+    def __init__(self, answer_bytes: int) -> None:
+        self.answer_bytes = answer_bytes
         self.done = trio.Event()
         self.given_up = False
         self.outcome: bytearray | PeerLostError = bytearray()
@@ -157,7 +159,7 @@ class InProcessPeers:
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
         other = self._network.peers(peer)
         answer = await self._request(
-            peer, lambda land: land(other.give(self.rank, partition, offset, length)), timeout_s
+            peer, lambda land: land(other.give(self.rank, partition, offset, length)), length, timeout_s
         )
         if len(answer) != length:
             raise PeerRefusedError(f"rank {peer} does not have these bytes of partition {partition}")
@@ -168,7 +170,9 @@ class InProcessPeers:
     async def ask(self, peer: int, question: bytes, timeout_s: float) -> bytes:
         assert len(question) <= MESSAGE_BYTES
         other = self._network.peers(peer)
-        answer = await self._request(peer, lambda land: other.reply(self.rank, question, land), timeout_s)
+        answer = await self._request(
+            peer, lambda land: other.reply(self.rank, question, land), MESSAGE_BYTES, timeout_s
+        )
         if not answer:
             raise PeerRefusedError(f"rank {peer} does not answer that question")
         return bytes(answer)
@@ -202,23 +206,23 @@ class InProcessPeers:
     # --- asking ---
 
     async def _request(
-        self, peer: int, question: Callable[[Callable[[bytearray], None]], None], timeout_s: float
+        self, peer: int, question: Callable[[Callable[[bytearray], None]], None], answer_bytes: int, timeout_s: float
     ) -> bytearray:
         """``question`` is given what to call with the answer."""
         other = self._network.peers(peer)
-        flight = _Flight()
+        flight = _Flight(answer_bytes)
 
         def handle() -> None:  # by the peer's task
             question(lambda answer: self.land(peer, flight, answer))
 
         window = self._window[peer]
         with trio.move_on_after(timeout_s):
-            if not window.enter_nowait():
+            if not window.enter_nowait(answer_bytes):
                 if peer in self._silent:
                     raise PeerTimeoutError(f"rank {peer} has not answered {window.under_way} requests")
-                await window.wait()
+                await window.wait(answer_bytes)
             if self._ended or self.is_lost(peer):
-                window.leave()
+                window.leave(answer_bytes)
                 raise PeerLostError(f"rank {peer} is gone")
             self._flights[peer].add(flight)
             other.deliver(handle)
@@ -239,7 +243,7 @@ class InProcessPeers:
         if flight not in self._flights[peer]:
             return  # dropped when the peer was lost
         self._flights[peer].discard(flight)
-        self._window[peer].leave()
+        self._window[peer].leave(flight.answer_bytes)
         self._silent.discard(peer)
         if flight.given_up:
             self._counters["late_answers"] += 1
@@ -288,7 +292,7 @@ class InProcessPeers:
         for flight in flights:
             flight.outcome = PeerLostError(reason)
             flight.done.set()
-            self._window[peer].leave()
+            self._window[peer].leave(flight.answer_bytes)
 
     def give(self, asker: int, partition: int, offset: int, length: int) -> bytearray:
         """A copy of stored bytes; empty if they are not here."""

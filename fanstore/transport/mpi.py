@@ -131,8 +131,8 @@ class MpiPeers:
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
         to = self._peers[peer]
         deadline_s = time.monotonic() + timeout_s
-        if not to.window.enter_nowait():
-            await self._wait_for_place(to, timeout_s)
+        if not to.window.enter_nowait(length):
+            await self._wait_for_place(to, length, timeout_s)
         flight, answer = self._begin(to, deadline_s, _FETCH, partition, offset, length, b"", length)
         got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
         if got == length:
@@ -145,8 +145,8 @@ class MpiPeers:
         assert len(question) <= MESSAGE_BYTES
         to = self._peers[peer]
         deadline_s = time.monotonic() + timeout_s
-        if not to.window.enter_nowait():
-            await self._wait_for_place(to, timeout_s)
+        if not to.window.enter_nowait(MESSAGE_BYTES):
+            await self._wait_for_place(to, MESSAGE_BYTES, timeout_s)
         flight, answer = self._begin(to, deadline_s, _ASK, 0, 0, len(question), question, MESSAGE_BYTES)
         got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
         if got > 0:
@@ -168,9 +168,9 @@ class MpiPeers:
     ) -> tuple[Flight, _native.Answer]:
         """Send a question for which there is a place in the window, and whose answer has at most so many bytes."""
         if peer.lost or peer.said_bye:
-            peer.window.leave()
+            peer.window.leave(answer_bytes)
             raise PeerLostError(f"rank {peer.rank} is gone")
-        flight = Flight(peer, trio.lowlevel.current_task(), deadline_s)
+        flight = Flight(peer, trio.lowlevel.current_task(), deadline_s, answer_bytes)
         # Memory is taken only now: there is a place in the window, which bounds it.
         answer = self._exchange.submit(flight, peer.rank, kind, partition, offset, length, text, answer_bytes)
         self._deadlines.add(flight)
@@ -181,11 +181,11 @@ class MpiPeers:
             return PeerLostError(f"rank {peer.rank} is gone")
         return self._time_out(peer, timeout_s)
 
-    async def _wait_for_place(self, peer: Peer, timeout_s: float) -> None:
+    async def _wait_for_place(self, peer: Peer, answer_bytes: int, timeout_s: float) -> None:
         if self._exchange.is_silent(peer.rank):
             raise PeerTimeoutError(f"rank {peer.rank} has not answered {peer.window.under_way} requests")
         with trio.move_on_after(timeout_s):
-            await peer.window.wait()
+            await peer.window.wait(answer_bytes)
             return
         raise self._time_out(peer, timeout_s)
 
@@ -203,7 +203,7 @@ class MpiPeers:
                 await trio.lowlevel.wait_readable(exchange.fileno())
                 continue
             for flight, got in landed:
-                flight.peer.window.leave()
+                flight.peer.window.leave(flight.answer_bytes)
                 discard(flight)
                 if flight.task is not None:
                     trio.lowlevel.reschedule(flight.task, outcome.Value(got))
