@@ -15,6 +15,7 @@ import json
 import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -120,6 +121,7 @@ class Trial:
         load = os.getloadavg()[0]
         with self._mounted(way, case.store, counts) as root:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            begin_s, begin_busy_s = time.monotonic(), busy_s()
             if case.readers == 0:
                 done = json.loads(run([str(self._program), "stat", str(root), str(self._stats)], LIMIT_S).stdout)
                 operations, seconds, latency_us = self._stats, done["seconds"], done["latency_us"]
@@ -129,21 +131,30 @@ class Trial:
                 result = self._readers.read("c", root, order, len(order) * FILE_BYTES)
                 operations, seconds, latency_us = result.files, result.seconds, result.latency_us
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            elapsed_s, all_busy_s = time.monotonic() - begin_s, busy_s() - begin_busy_s
         asked, other = ("ring", "device") if way.startswith("ring") else ("device", "ring")
         lookups, reads = operations, operations if case.readers else 0
         if (counts[asked]["lookup"], counts[asked]["read"]) != (lookups, reads) or counts[other]["lookup"] > 0:
             raise BenchmarkError(f"{way}: requests came in another way or number than they should: {counts}")
         client_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        own_s = counts["user_s"] + counts["system_s"] + client_s
         return {
             "way": way,
             "case": case.name,
             "per_s": operations / seconds,
             "mean_us": seconds / operations * 1e6,
             "latency_us": latency_us,
-            "processors_us": (counts["user_s"] + counts["system_s"] + client_s) / operations * 1e6,
+            "processors_us": own_s / operations * 1e6,
+            "others_share": max(0.0, all_busy_s - own_s) / elapsed_s / len(os.sched_getaffinity(0)),
             "requests": counts,
             "load_average": load,
         }
+
+
+def busy_s() -> float:
+    """What all processors have worked since the machine started."""
+    user, nice, system, _idle, _waiting, interrupts, soft = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -209,6 +220,8 @@ def make_table(result: dict[str, Any]) -> str:
             f"{settings['rounds']} rounds; {settings['files']:,} files of {FILE_BYTES:,} bytes, "
             f"{settings['stats']:,} LOOKUPs for a round trip. {machine.sentence(result['machine'])}.",
             record.load_sentence(result["runs"]),
+            "Share of the processors that went to others, harness and interrupts included, in the median of the runs: "
+            f"{statistics.median(item['others_share'] for item in result['runs']):.0%}.",
             "threads-N: N threads on clones of /dev/fuse; ring-N: a ring of N entries and a thread for each processor. "
             "Per s: files, or LOOKUPs; p50 and p99 of one; cpu: of the file system and the readers together, for one. "
             f"Ratios to {settings['ways'][0]} in the same round: median (lowest-highest).",
