@@ -3,7 +3,8 @@
 Example: python benchmarks/uring_trial.py --rounds 10
 
 The file system is uring_trial.c, not FanStore: nothing but the way of requests differs. Each figure has a fresh mount:
-the round trip of a LOOKUP (stat of names that do not exist, one at a time), and a first pass over all files in random
+the round trip of a LOOKUP (stat of names that do not exist, one at a time, by a program that the kernel may move
+between processors, and by one that is bound to the first), and a first pass over all files in random
 order (LOOKUP and READ each) by 1 to 8 readers, with the bytes in the memory of the file system, and on the disk past
 the page cache. Ways: threads-N, N threads on clones of /dev/fuse, as FanStore's engine has them; ring-N, a ring of N
 entries and a thread for each processor; ring-plain-N. Root only: `enable_uring` of the fuse module is set for as long
@@ -44,15 +45,16 @@ WAYS = ("threads-8", "threads-2", "ring-8")
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured; 0 readers is the round trip of a LOOKUP."""
+    """What is measured; 0 readers is the round trip of a LOOKUP. Bound: whoever asks stays on one processor."""
 
     store: str
     readers: int
+    bound: bool = False
 
     @property
     def name(self) -> str:
         if self.readers == 0:
-            return "round trip of LOOKUP"
+            return "round trip of LOOKUP" + (", bound" if self.bound else "")
         return f"first pass from {self.store}, {self.readers} reader{'s' if self.readers > 1 else ''}"
 
 
@@ -123,7 +125,9 @@ class Trial:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             begin_s, begin_busy_s = time.monotonic(), busy_s()
             if case.readers == 0:
-                done = json.loads(run([str(self._program), "stat", str(root), str(self._stats)], LIMIT_S).stdout)
+                under = ["taskset", "--cpu-list", "0"] if case.bound else []
+                argv = [*under, str(self._program), "stat", str(root), str(self._stats)]
+                done = json.loads(run(argv, LIMIT_S).stdout)
                 operations, seconds, latency_us = self._stats, done["seconds"], done["latency_us"]
             else:
                 self._readers.count = case.readers
@@ -248,7 +252,8 @@ def parse_arguments() -> argparse.Namespace:
 def benchmark(arguments: argparse.Namespace) -> None:
     check_possible()
     ways: list[str] = arguments.ways
-    cases = [Case("memory", 0), *(Case(store, count) for store in arguments.stores for count in arguments.readers)]
+    trips = [Case("memory", 0), Case("memory", 0, bound=True)]
+    cases = [*trips, *(Case(store, count) for store in arguments.stores for count in arguments.readers)]
     runs: list[dict[str, Any]] = []
     with workspace(arguments.work_dir) as work:
         description = machine.describe(work)
