@@ -279,7 +279,8 @@ struct ring {
 };
 
 static void open_ring(struct ring *ring, uint32_t entries) {
-    /* Only this thread enters the ring, and it wants its completions when it asks for them. libfuse does not say so. */
+    /* Only this thread enters the ring, and it wants its completions when it asks for them. libfuse does not say so; it
+     * makes little difference (results/uring-trial-again.md). */
     struct io_uring_params parameters = {.flags = IORING_SETUP_SQE128 | IORING_SETUP_SUBMIT_ALL};
     if (!store.plain)
         parameters.flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
