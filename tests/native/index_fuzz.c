@@ -8,6 +8,7 @@
  * Prints "accepted A refused R"; anything odd ends the program with a message and a code that is not zero.
  */
 #include "../../native/index.h"
+#include "chance.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
@@ -16,18 +17,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <xxhash.h>
-
-static uint64_t state;
-
-/* xorshift64*: the same numbers on every machine. */
-static uint64_t next_random(void) {
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return state * UINT64_C(2685821657736338717);
-}
-
-static uint64_t below(uint64_t limit) { return limit == 0 ? 0 : next_random() % limit; }
 
 static void die(const char *text) {
     fprintf(stderr, "index_fuzz: %s\n", text);

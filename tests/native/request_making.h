@@ -3,6 +3,7 @@
 #define FANSTORE_REQUEST_MAKING_H
 
 #include "../../native/answers.h"
+#include "chance.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -11,18 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static uint64_t state;
-
-/* xorshift64*: the same numbers on every machine. */
-static uint64_t next_random(void) {
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return state * UINT64_C(2685821657736338717);
-}
-
-static uint64_t below(uint64_t limit) { return limit == 0 ? 0 : next_random() % limit; }
 
 #define LENGTH(array) (sizeof(array) / sizeof *(array))
 
