@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from harness import machine, record
-from harness.caches import drop, drop_method
+from harness.caches import back_memory, drop, drop_method
 from harness.dataset import Dataset, DatasetSpec, make
 from harness.peers import Fanstore, Peer, Source
 from harness.reading import Readers
@@ -142,6 +142,7 @@ class Growth:
         for peer in peers:
             with peer.mounted(self._mountpoint):
                 drop(peer.files())
+                back_memory()
                 for state in ["cold"] + ["warm"] * self._arguments.warm_passes:
                     load = os.getloadavg()[0]
                     root = peer.root(self._mountpoint)

@@ -12,7 +12,6 @@ linux-perf) and root. Writes results/NAME.json, NAME.md and NAME.png.
 import argparse
 import os
 import random
-import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,45 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, record
-from harness.caches import drop, drop_method
-from harness.command import BenchmarkError, find_program, run
+from harness.caches import back_memory, drop, drop_method
+from harness.command import BenchmarkError, find_program
 from harness.dataset import DatasetSpec, make
 from harness.peers import Fanstore, Peer, Source
+from harness.profiling import KIND_NAMES, NOBODY, make_functions_table, make_parts_table, read_profile, record_argv
 from harness.reading import Readers
-from harness.record import markdown_table
 from harness.script import run_script
 from harness.workspace import workspace
 
 STATES = ("cold", "first", "warm")
-#: What a function belongs to: the first pattern that is found in its name.
-KINDS: tuple[tuple[str, str], ...] = (
-    ("idle", r"idle|pv_native_safe_halt|^mwait|^halt"),
-    ("copying bytes", r"copy_to_iter|copy_from_iter|copy_user|copy_page|memcpy|memmove|rep_movs|copyout|copyin|_copy_"),
-    ("clearing pages", r"clear_page|clear_huge|rep_stos|memset|clear_user"),
-    ("engine and checksum", r"_native\."),
-    (
-        "disk",
-        r"virtio|iowrite|gup_|unpin|vring|virtqueue|vp_notify|blk_|bio_|_bio|submit_bio|mpage|iomap|ext4|dma_|sg_|nvme|elv_|dd_|disk|jbd2",
-    ),
-    (
-        "page cache",
-        r"filemap|folio|xas_|xa_|lru|page_|_page|pages|mem_cgroup|charge|readahead|workingset|rmqueue|alloc",
-    ),
-    ("fuse", r"fuse"),
-    (
-        "waking and switching",
-        r"sched|wake|switch|futex|pick_next|enqueue|dequeue|_cfs|_fair|update_load|prepare_to|finish_|ttwu|rt_mutex|poll|clock|tick|timer|irq|spin_|lock",
-    ),
-    (
-        "names",
-        r"path|dentry|lookup|d_|dput|inode|namei|open|close|fput|file|stat|perm|getname|filename|fd|lockref|cred",
-    ),
-    (
-        "entering the kernel",
-        r"entry_|syscall|do_sys|vfs_|x64_sys|ksys|srso|retbleed|fsnotify|security|apparmor|audit|rw_verify",
-    ),
-    ("python", r"Py|_PyEval|gc_"),
-)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,13 +47,9 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def kind_of(symbol: str) -> str:
-    return next((kind for kind, pattern in KINDS if re.search(pattern, symbol)), "other")
-
-
 def who_of(command: str) -> str:
     if command.startswith("swapper"):
-        return "nobody"
+        return NOBODY
     if command == "reader":
         return "reader"
     if command.startswith("fanstore"):
@@ -91,41 +57,15 @@ def who_of(command: str) -> str:
     return "kernel threads and others"
 
 
-def parse_report(text: str) -> list[tuple[float, str, str]]:
-    """Share, command and function of the lines of perf report; the native library has no names, so its own is told."""
-    lines = []
-    for line in text.splitlines():
-        match = re.match(r"\s*([\d.]+)%\s+(\S+)\s+(\S+)\s+\[[k.]\]\s+(.+)", line)
-        if match is not None:
-            symbol = match[3] if match[3].startswith("_native.") else match[4].strip()
-            lines.append((float(match[1]) / 100, match[2], symbol))
-    if not lines:
-        raise BenchmarkError("perf has taken no samples")
-    return lines
-
-
 def sample(
     perf: str, readers: Readers, root: Path, order: Sequence[str], total_bytes: int, frequency: int, work: Path
 ) -> dict[str, Any]:
     """One pass under perf: microseconds of processor time per file by who and what, and by function."""
     data = work / "perf.data"
-    under = [perf, "record", "-q", "-a", "-e", "cpu-clock", "-F", str(frequency), "-o", str(data), "--"]
-    result = readers.read("c", root, order, total_bytes, under)
-    report = run([perf, "report", "-i", str(data), "--stdio", "--no-children", "-s", "comm,dso,sym"], 120).stdout
+    result = readers.read("c", root, order, total_bytes, record_argv(perf, data, frequency))
+    profile = read_profile(perf, data, result.seconds, result.files, lambda command, _: who_of(command))
     data.unlink()
-    # All samples together are all cores for as long as the pass took.
-    per_file_us = result.seconds * len(os.sched_getaffinity(0)) / result.files * 1e6
-    parts: dict[str, dict[str, float]] = {}
-    functions: dict[str, float] = {}
-    for share, command, symbol in parse_report(report):
-        who = who_of(command)
-        kind = "idle" if who == "nobody" else kind_of(symbol)
-        kinds = parts.setdefault(who, {})
-        kinds[kind] = kinds.get(kind, 0) + share * per_file_us
-        name = f"{who}: {symbol}"
-        functions[name] = functions.get(name, 0) + share * per_file_us
-    top = sorted(functions.items(), key=lambda item: -item[1])[:25]
-    return {"files_per_s": result.files_per_s, "parts_us": parts, "functions_us": dict(top)}
+    return {"files_per_s": result.files_per_s} | profile
 
 
 def make_table(result: dict[str, Any]) -> str:
@@ -140,22 +80,13 @@ def make_table(result: dict[str, Any]) -> str:
         record.load_sentence(result["profiles"]),
         "",
     ]
+    whos = ("reader", "daemon", "kernel threads and others", NOBODY)
     for state in STATES:
         chosen = [item for item in result["profiles"] if item["state"] == state]
-        rows = [["files/s", *(f"{item['files_per_s']:,.0f}" for item in chosen)]]
-        for who in ("reader", "daemon", "kernel threads and others", "nobody"):
-            for kind in result["kinds"]:
-                figures = [item["parts_us"].get(who, {}).get(kind, 0.0) for item in chosen]
-                if max(figures) >= 1.0:
-                    rows.append([f"{who}: {kind}", *(f"{figure:.1f}" for figure in figures)])
-        sums = [sum(sum(kinds.values()) for kinds in item["parts_us"].values()) for item in chosen]
-        rows.append(["all, with what is below 1", *(f"{figure:.1f}" for figure in sums)])
-        lines += [markdown_table([f"{state}, µs per file", *(item["peer"] for item in chosen)], rows), ""]
+        lines += [make_parts_table(f"{state}, µs per file", {item["peer"]: item for item in chosen}, whos), ""]
     for item in result["profiles"]:
         if item["peer"] != "source":
-            rows = [[name, f"{figure:.1f}"] for name, figure in list(item["functions_us"].items())[:12]]
-            title = f"{item['peer']}, {item['state']}: {item['files_per_s']:,.0f} files/s; the longest functions"
-            lines += [markdown_table([title, "µs per file"], rows), ""]
+            lines += [make_functions_table(f"{item['peer']}, {item['state']}", item), ""]
     return "\n".join(lines)
 
 
@@ -181,6 +112,7 @@ def profile(
                         drop(peer.files())
                     elif state == "first":
                         peer.warm_up()
+                    back_memory()
                     load = os.getloadavg()[0]
                     item = sample(
                         perf,
@@ -214,7 +146,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
             "machine": description,
             "dataset": dataset.description,
             "settings": {"readers": arguments.readers, "frequency": arguments.frequency, "cold_by": drop_method()},
-            "kinds": [kind for kind, _ in KINDS] + ["other"],
+            "kinds": KIND_NAMES,
             "profiles": profiles,
         }
         record.write(arguments.name, result, make_table(result), arguments.results)

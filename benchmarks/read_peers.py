@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from harness import machine, record
-from harness.caches import drop, drop_method, files_below
+from harness.caches import back_memory, drop, drop_method, files_below
 from harness.command import BenchmarkError
 from harness.dataset import Dataset, DatasetSpec, make, take
 from harness.peers import Peer, all_peers
@@ -169,6 +169,7 @@ class Comparison:
             mount_seconds = time.monotonic() - begin
             served_by = peer.served_by(self._mountpoint)
             make_ready()
+            back_memory()
             for state in states:
                 load = os.getloadavg()[0]
                 root = peer.root(self._mountpoint)

@@ -34,7 +34,8 @@ def measure(spec: Spec, case: Case, mount: Path, files: list[File], work: Path) 
     passes: list[dict[str, float]] = []
     while sum(item["seconds"] for item in passes) < spec.seconds:
         forget(paths)
-        done = json.loads(run([spec.reader, str(order), str(case.window), str(BUFFER_BYTES)], LIMIT_S).stdout)
+        argv = [*spec.under, spec.reader, str(order), str(case.window), str(BUFFER_BYTES)]
+        done = json.loads(run(argv, LIMIT_S).stdout)
         if done["files"] != len(files) or done["bytes"] != len(files) * case.size:
             raise SystemExit(f"{done} is not {len(files)} files of {case.size} bytes")
         percentiles = {f"{name}_us": done["latency_us"][name] for name in ("p50", "p90", "p99")}
@@ -69,6 +70,7 @@ def main() -> None:
                 if answered != wanted:
                     meeting.give_up(f"{case}: answered by {answered}, not by {wanted}")
             output.write(json.dumps(line) + "\n")
+    (work / f"daemon-{rank}").write_text(" ".join(os.listdir(f"/proc/{os.getppid()}/task")))
     meeting.wait()
     del kept
 

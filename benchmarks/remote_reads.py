@@ -10,25 +10,21 @@ are taken within the round. Writes results/NAME.json, NAME.md and NAME.png.
 """
 
 import argparse
-import json
 import os
-import shutil
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from harness import machine, record
-from harness.command import BenchmarkError, find_program, run
-from harness.reading import Readers
+from harness.command import run
 from harness.record import Spread, markdown_table
-from harness.remote import SHARES, WARM_UP_S, Case, Spec, total
+from harness.remote import SHARES, WARM_UP_S, Case
+from harness.remotejob import prepare, run_job
 from harness.script import run_script
 from harness.workspace import workspace
 
-HERE = Path(__file__).parent
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (16 * KIB, 107 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
 #: The size of the aggregate: an image of ImageNet.
@@ -36,39 +32,10 @@ AGGREGATE_SIZE = 107 * KIB
 WINDOWS = (1, 16)
 RANKS = (1, 2, 4)
 WAYS = ("raw", "core", "mount")
-MOUNT_CACHE = "32MiB"
-#: Each folder becomes about one partition, and has files of all sizes.
-FOLDERS = 8
 BYTES_PER_SIZE = 256 * MIB
 FIGURES = ("files_per_s", "mb_per_s", "p50_us", "p90_us", "p99_us")
 #: Without initialising MPI: Open MPI started without a launcher leaves its shared memory in /dev/shm.
 LIBRARY_VERSION = "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI as m; print(m.Get_library_version())"
-
-
-def make_tree(root: Path, sizes: list[int], bytes_per_size: int) -> None:
-    """Files of random bytes; never fewer than are under way at once."""
-    bytes_of = np.random.default_rng(1).bytes
-    for size in sizes:
-        count = max(bytes_per_size // size, 4 * max(WINDOWS)) // FOLDERS
-        for folder in range(FOLDERS):
-            (root / f"{folder}").mkdir(parents=True, exist_ok=True)
-            for number in range(count):
-                (root / f"{folder}" / f"{size}-{number:05}.bin").write_bytes(bytes_of(size))
-
-
-def program(name: str) -> str:
-    found = find_program(name)
-    if found is None:
-        raise BenchmarkError(f"{name} is missing: scripts/setup installs it")
-    return found
-
-
-def launch(ranks: int, way: str) -> list[str]:
-    """The launcher; FanStore alone needs none. Open MPI without one leaves its shared memory in /dev/shm."""
-    if ranks == 1 and way != "raw":
-        return []
-    options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
 
 
 def cases_of(ranks: int, askers: int, sizes: list[int]) -> list[Case]:
@@ -76,31 +43,6 @@ def cases_of(ranks: int, askers: int, sizes: list[int]) -> list[Case]:
     if askers < ranks:
         return [Case(size, window, "remote", askers) for window in WINDOWS for size in sizes]
     return [Case(AGGREGATE_SIZE, max(WINDOWS), share, ranks) for share in SHARES if ranks > 1 or share == "local"]
-
-
-def measure(way: str, engine: str, ranks: int, cases: list[Case], base: Spec, work: Path) -> list[dict[str, Any]]:
-    """One job; a line of figures per case. ``engine`` is that of the mount."""
-    directory = work / f"{way}-{ranks}"
-    directory.mkdir()
-    places = {"local": f"{directory}/local-{{rank}}", "mount": f"{directory}/mount-{{rank}}"}
-    spec = Spec(**{**asdict(base), **places, "ranks": ranks, "cases": tuple(cases)})
-    path = directory / "spec"
-    spec.write(path)
-    argv = [*launch(ranks, way), sys.executable, str(HERE / f"remote_{way}.py"), str(path)]
-    if way == "mount":
-        # A cache smaller than the files of one size, so that each pass fetches them again.
-        options = ["--local", spec.local, "--stage-first", "--engine", engine, "--cache", MOUNT_CACHE]
-        argv = [*launch(ranks, way), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
-    done = run(argv, 120 + 5 * spec.seconds * len(cases))
-    if way == "mount":
-        texts = [(directory / f"figures-{rank}").read_text().splitlines() for rank in range(ranks)]
-        lines = [total(case, [json.loads(text[number]) for text in texts]) for number, case in enumerate(cases)]
-    else:
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    shutil.rmtree(directory)
-    if len(lines) != len(cases):
-        raise BenchmarkError(f"{way} on {ranks} ranks did not report every case: {done.stdout} {done.stderr}")
-    return lines
 
 
 def key_of(run: dict[str, Any]) -> tuple[Any, ...]:
@@ -197,20 +139,7 @@ def parse_arguments() -> argparse.Namespace:
 def benchmark(arguments: argparse.Namespace) -> None:
     with workspace(arguments.work_dir) as work:
         description = machine.describe(work)
-        make_tree(work / "tree", sorted({*arguments.sizes, AGGREGATE_SIZE}), arguments.bytes_per_size)
-        prep = [
-            program("fanstore-prep"),
-            str(work / "tree"),
-            str(work / "prepared"),
-            "--partitions",
-            str(FOLDERS),
-            "--codec",
-            "none",
-        ]
-        run(prep, 300)
-        shutil.rmtree(work / "tree")
-        Readers(work, 1, 60)  # compiles the reader
-        base = Spec(str(work / "prepared"), "", "", str(work / "reader"), 0, arguments.seconds, ())
+        base = prepare(work, sorted({*arguments.sizes, AGGREGATE_SIZE}), arguments.bytes_per_size, arguments.seconds)
         version = run([sys.executable, "-c", LIBRARY_VERSION], 60).stdout
         runs = []
         jobs = [(2, 1), *((ranks, ranks) for ranks in arguments.ranks)]
@@ -219,7 +148,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
                 cases = cases_of(ranks, askers, arguments.sizes)
                 for way in arguments.ways:
                     load = os.getloadavg()[0]
-                    for line in measure(way, arguments.engine, ranks, cases, base, work):
+                    for line in run_job(way, arguments.engine, ranks, cases, base, work):
                         runs.append({"round": number, "ranks": ranks, "way": way, "load_average": load} | line)
                         print(
                             f"round {number}: {askers} of {ranks} ranks, {line['window']:2} under way, "

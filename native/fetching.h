@@ -8,6 +8,7 @@
  *
  *   worker threads -- fetch --> line -- a place in the peer's window --> exchange.c, on the MPI thread
  *                                                                          | landed
+ *   readers <-- answer ----------------------------------------- light ones +
  *   readers <-- answer, or cross -- landing threads <----------------------+
  *                       ^---------- clock thread: those whose time is up
  *
@@ -65,11 +66,12 @@ struct fsx_peer_counts {
 
 struct fsx_fetcher;
 
-/* For chunks that `content` does not have. `rank` is our own; an answer may take `limit_ns`. The exchange must outlive it.
+/* For chunks that `content` does not have. `rank` is our own; an answer may take `limit_ns`; the process may use so many
+ * `cores`: with few, the exchange's thread answers by itself what needs no more than a copy. The exchange must outlive it.
  * The content need not, once the threads have ended, and must be freed first: its cache may hold memory of ours. NULL
  * without memory. */
 struct fsx_fetcher *fsx_fetcher_new(struct fsx_exchange *exchange, struct fsx_content *content, uint32_t rank,
-                                    uint64_t limit_ns);
+                                    uint64_t limit_ns, uint32_t cores);
 /* After its threads have ended, or were never started. Memory that MPI may still write to is left behind, and the fetcher
  * with it. NULL is allowed. */
 void fsx_fetcher_free(struct fsx_fetcher *fetcher);
@@ -78,7 +80,7 @@ void fsx_fetcher_free(struct fsx_fetcher *fetcher);
 int fsx_fetcher_start(struct fsx_fetcher *fetcher, const struct fsx_fetch_ends *ends);
 /* From now on nothing is fetched; who waits is answered with EIO. The threads end soon. */
 void fsx_fetcher_end(struct fsx_fetcher *fetcher);
-/* Threads that have not ended. */
+/* Threads that have not ended, that of the exchange while it is in here. */
 uint32_t fsx_fetcher_running(struct fsx_fetcher *fetcher);
 void fsx_fetcher_join(struct fsx_fetcher *fetcher);
 

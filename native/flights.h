@@ -44,6 +44,7 @@ struct fsx_flight {
     bool returned; /* MPI is done with the memory */
     bool large;    /* it has one of the places for large ones */
     bool timed;    /* it is in the list by time */
+    bool intact;   /* the answer was compared with its checksum */
     uint64_t start_ns, asked_ns, landed_ns;
     void *memory;
     size_t capacity;
@@ -63,7 +64,7 @@ struct fsx_route {
     int *ranks;
 };
 
-/* A thread that answers. */
+/* A thread that answers. That of the exchange is one of them, and has no hands but to count with. */
 struct fsx_lander {
     struct fsx_fetcher *fetcher;
     pthread_t thread;
@@ -79,10 +80,12 @@ struct fsx_fetcher {
     uint32_t rank;
     uint32_t large_most; /* large ones under way */
     uint64_t limit_ns;
-    struct fsx_lander landers[FSX_LANDERS];
+    bool few_cores;         /* the exchange's thread settles all that it can: no core is free to do it meanwhile */
+    struct fsx_lander landers[FSX_LANDERS], here; /* `here`: the exchange's thread */
     pthread_t clock;
     uint32_t started;       /* threads: first the landers, then the clock */
     _Atomic(uint32_t) done; /* of these */
+    _Atomic(uint32_t) settling; /* by the exchange's thread, right now: 0 or 1 */
 
     pthread_mutex_t pool_lock;
     struct fsx_pool pool;
@@ -153,6 +156,15 @@ void fsx_fetcher_launch(struct fsx_fetcher *f, struct fsx_flight *ready);
 
 /* What a lander does until the end; its argument is a struct fsx_lander. */
 void *fsx_lander_main(void *argument);
+/* With the lock held: is this answer settled in a moment, without waiting for anybody, and is it better done at once? */
+bool fsx_flight_is_light(const struct fsx_fetcher *f, const struct fsx_flight *flight, int got);
+/* With the lock held: does anybody want only a part of it? The rest will be wanted soon. */
+bool fsx_flight_wants_part(const struct fsx_flight *flight);
+/* Without it: compare an answer that is all here with its checksum, if that is wanted. Are these the bytes? */
+bool fsx_lander_check(struct fsx_lander *lander, struct fsx_flight *flight);
+/* Without it: answer all who wait for a flight that has landed, or let them cross over; it is gone then. `keep`: put it into
+ * the cache. */
+void fsx_lander_settle(struct fsx_lander *lander, struct fsx_flight *flight, bool keep);
 
 static inline uint64_t fsx_flight_now_ns(void) {
     struct timespec now;

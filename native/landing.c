@@ -1,6 +1,6 @@
 /* landing.c: answers of peers are checked, decompressed, and given to those who wait; see fetching.h and flights.h.
  *
- * On the landing threads, which are these functions' alone.
+ * On the landing threads, which are these functions' alone; of a light answer, on the exchange's.
  */
 #include "flights.h"
 
@@ -36,6 +36,17 @@ static struct content decode(struct fsx_lander *lander, const struct fsx_flight 
     return (struct content){.data = cached == NULL ? NULL : cached->data, .cached = cached};
 }
 
+bool fsx_lander_check(struct fsx_lander *lander, struct fsx_flight *flight) {
+    if (flight->intact || !fsx_content_checks(lander->fetcher->content))
+        return true;
+    flight->intact = fsx_chunk_is_intact(&flight->chunk, flight->memory);
+    if (flight->intact) {
+        FSX_COUNT(lander->hands.counts.checked_chunks, 1);
+        FSX_COUNT(lander->hands.counts.checked_bytes, flight->chunk.stored_bytes);
+    }
+    return flight->intact;
+}
+
 /* Check and decompress; `keep`: put it into the cache. */
 static struct content examine(struct fsx_lander *lander, struct fsx_flight *flight, bool keep) {
     struct fsx_fetcher *f = lander->fetcher;
@@ -44,12 +55,8 @@ static struct content examine(struct fsx_lander *lander, struct fsx_flight *flig
         return (struct content){.data = flight->cached->data, .cached = flight->cached};
     if (flight->got < 0 || (size_t)flight->got != chunk->stored_bytes)
         return (struct content){0};
-    if (fsx_content_checks(f->content)) {
-        if (!fsx_chunk_is_intact(chunk, flight->memory))
-            return (struct content){.damaged = true};
-        FSX_COUNT(lander->hands.counts.checked_chunks, 1);
-        FSX_COUNT(lander->hands.counts.checked_bytes, chunk->stored_bytes);
-    }
+    if (!fsx_lander_check(lander, flight))
+        return (struct content){.damaged = true};
     if (chunk->lz4)
         return decode(lander, flight, keep);
     if (!keep)
@@ -119,8 +126,7 @@ static void answer_readers(struct fsx_lander *lander, const struct fsx_flight *f
     }
 }
 
-/* Answer all who wait for a flight that has landed, or let them cross over. */
-static void settle(struct fsx_lander *lander, struct fsx_flight *flight, bool keep) {
+void fsx_lander_settle(struct fsx_lander *lander, struct fsx_flight *flight, bool keep) {
     struct fsx_fetcher *f = lander->fetcher;
     const struct content content = examine(lander, flight, keep);
     pthread_mutex_lock(&f->lock);
@@ -148,12 +154,19 @@ static void settle(struct fsx_lander *lander, struct fsx_flight *flight, bool ke
         fsx_flight_free(flight);
 }
 
-/* With the lock held: does anybody want only a part of it? The rest will be wanted soon. */
-static bool wants_part(const struct fsx_flight *flight) {
+bool fsx_flight_wants_part(const struct fsx_flight *flight) {
     for (const struct fsx_waiting *waiting = flight->readers; waiting != NULL; waiting = waiting->next)
         if (waiting->reader.length < flight->chunk.content_bytes || fsx_reader_spans(&waiting->reader))
             return true;
     return false;
+}
+
+/* Small, not compressed, and the only chunk of its file, so that no reader needs another one. (Those who come while it is
+ * settled, and want a part of it, are answered, too.) Where cores are many, the landers do it while the next answers
+ * arrive, unless there are none: then waking one would only cost time. */
+bool fsx_flight_is_light(const struct fsx_fetcher *f, const struct fsx_flight *flight, int got) {
+    return got >= 0 && (size_t)got == flight->chunk.stored_bytes && flight->returned && !flight->large &&
+           !flight->chunk.lz4 && f->index->count[flight->entry] <= 1 && (f->few_cores || f->owned == 1);
 }
 
 void *fsx_lander_main(void *argument) {
@@ -172,12 +185,12 @@ void *fsx_lander_main(void *argument) {
             fsx_flight_leave_window(f, flight);
             fsx_flight_leave_large(f, flight);
         }
-        const bool keep = flight != NULL && wants_part(flight);
+        const bool keep = flight != NULL && fsx_flight_wants_part(flight);
         struct fsx_flight *ready = fsx_fetcher_take_ready(f);
         pthread_mutex_unlock(&f->lock);
         fsx_fetcher_launch(f, ready);
         if (flight != NULL)
-            settle(lander, flight, keep);
+            fsx_lander_settle(lander, flight, keep);
         pthread_mutex_lock(&f->lock);
     }
     pthread_mutex_unlock(&f->lock);

@@ -6,6 +6,7 @@
 #include "module_engine.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdbool.h>
 
 #include "exchange_type.h"
@@ -238,7 +239,10 @@ static PyObject *engine_fetch_with(EngineObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "this is said once, before the start, with a limit");
         return NULL;
     }
-    self->settings.fetcher = fsx_fetcher_new(exchange, self->settings.content, rank, (uint64_t)(limit_s * 1e9));
+    cpu_set_t cores;
+    const int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : CPU_SETSIZE;
+    self->settings.fetcher =
+        fsx_fetcher_new(exchange, self->settings.content, rank, (uint64_t)(limit_s * 1e9), (uint32_t)count);
     if (self->settings.fetcher == NULL)
         return PyErr_NoMemory();
     self->exchange = Py_NewRef(exchange_object);

@@ -41,6 +41,7 @@ class Spec:
     ranks: int
     seconds: float
     cases: tuple[Case, ...]
+    under: tuple[str, ...] = ()  #: a program that runs the C reader, such as perf
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -49,6 +50,7 @@ class Spec:
     def read(cls, path: str) -> "Spec":
         values = json.loads(Path(path).read_text())
         values["cases"] = tuple(Case(**case) for case in values["cases"])
+        values["under"] = tuple(values["under"])
         return cls(**values)
 
 

@@ -366,7 +366,7 @@ static void play(struct stage *stage, uint32_t rounds) {
     check(fetches_of(stage, 1) > before, "the other one is not asked");
 }
 
-void drive_fetch(uint32_t rounds) {
+void drive_fetch(uint32_t rounds, uint32_t cores) {
     struct stage stage = {0};
     uint8_t *marks = calloc((size_t)(world.index.entries + world.index.chunk_records), 1);
     stage.content = fsx_content_new(&world.index, marks, FSX_VERIFY_FIRST, 9 << 20, 2);
@@ -380,7 +380,7 @@ void drive_fetch(uint32_t rounds) {
     x->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     x->landing = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     check(marks != NULL && stage.content != NULL && fsx_exchange_open(x) && x->wake >= 0 && x->landing >= 0, "no memory");
-    stage.fetcher = fsx_fetcher_new(x, stage.content, 0, LIMIT_NS);
+    stage.fetcher = fsx_fetcher_new(x, stage.content, 0, LIMIT_NS, cores);
     check(stage.fetcher != NULL, "no memory");
     route_all(&stage, (const int[]){1, 2}, 2);
     check(fsx_fetcher_start(stage.fetcher, &(struct fsx_fetch_ends){&stage, answer, cross, tell}) == 0, "no thread");
@@ -399,6 +399,8 @@ void drive_fetch(uint32_t rounds) {
     atomic_store(&stage.stopping, true);
     for (uint32_t i = 0; i < READERS; i++)
         pthread_join(threads[i], NULL);
+    while (fsx_fetcher_running(stage.fetcher) > 0)
+        usleep(200);
     fsx_fetcher_join(stage.fetcher);
     check(fsx_fetcher_running(stage.fetcher) == 0, "a thread is left");
     atomic_store(&stage.ending, true);

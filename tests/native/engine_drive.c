@@ -156,7 +156,9 @@ int main(int argc, char **argv) {
     else if (strcmp(mode, "ahead") == 0)
         drive_ahead((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "fetch") == 0)
-        drive_fetch((uint32_t)strtoul(argv[2], NULL, 10));
+        drive_fetch((uint32_t)strtoul(argv[2], NULL, 10), 64);
+    else if (strcmp(mode, "fetch-few-cores") == 0)
+        drive_fetch((uint32_t)strtoul(argv[2], NULL, 10), 1);
     else if (strcmp(mode, "socket") == 0)
         drive_socket((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "outputs") == 0)

@@ -1,0 +1,91 @@
+"""Jobs that read files from other nodes: the tree they read, and how one is started.
+
+Used by remote_reads.py and profile_remote.py. What each rank does is in remote_raw.py, remote_core.py, remote_mount.py.
+"""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.command import BenchmarkError, find_program, run
+from harness.reading import Readers
+from harness.remote import Case, Spec, total
+
+_PROGRAMS = Path(__file__).parent.parent
+_MOUNT_CACHE = "32MiB"
+#: Each folder becomes about one partition, and has files of all sizes.
+_FOLDERS = 8
+#: Never fewer files of a size: several times what is under way at once.
+_FILES_LEAST = 64
+
+
+def _make_tree(root: Path, sizes: list[int], bytes_per_size: int) -> None:
+    """Files of random bytes."""
+    bytes_of = np.random.default_rng(1).bytes
+    for size in sizes:
+        count = max(bytes_per_size // size, _FILES_LEAST) // _FOLDERS
+        for folder in range(_FOLDERS):
+            (root / f"{folder}").mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                (root / f"{folder}" / f"{size}-{number:05}.bin").write_bytes(bytes_of(size))
+
+
+def _program(name: str) -> str:
+    found = find_program(name)
+    if found is None:
+        raise BenchmarkError(f"{name} is missing: scripts/setup installs it")
+    return found
+
+
+def prepare(work: Path, sizes: list[int], bytes_per_size: int, seconds: float) -> Spec:
+    """The tree, prepared below ``work``, and a compiled reader; what all jobs that read it have in common."""
+    _make_tree(work / "tree", sizes, bytes_per_size)
+    argv = [_program("fanstore-prep"), str(work / "tree"), str(work / "prepared")]
+    run([*argv, "--partitions", str(_FOLDERS), "--codec", "none"], 300)
+    shutil.rmtree(work / "tree")
+    Readers(work, 1, 60)  # compiles the reader
+    return Spec(str(work / "prepared"), "", "", str(work / "reader"), 0, seconds, ())
+
+
+def _launch(ranks: int, way: str) -> list[str]:
+    """The launcher; FanStore alone needs none. Open MPI without one leaves its shared memory in /dev/shm."""
+    if ranks == 1 and way != "raw":
+        return []
+    options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return [_program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
+
+
+def run_job(
+    way: str, engine: str, ranks: int, cases: list[Case], base: Spec, work: Path, daemons: dict[int, int] | None = None
+) -> list[dict[str, Any]]:
+    """One job; a line of figures per case. ``engine``: of the mount; ``daemons`` gets the rank of each thread."""
+    directory = work / f"{way}-{ranks}"
+    directory.mkdir()
+    places = {"local": f"{directory}/local-{{rank}}", "mount": f"{directory}/mount-{{rank}}"}
+    spec = Spec(**{**asdict(base), **places, "ranks": ranks, "cases": tuple(cases)})
+    path = directory / "spec"
+    spec.write(path)
+    argv = [*_launch(ranks, way), sys.executable, str(_PROGRAMS / f"remote_{way}.py"), str(path)]
+    if way == "mount":
+        # A cache smaller than the files of one size, so that each pass fetches them again.
+        options = ["--local", spec.local, "--stage-first", "--engine", engine, "--cache", _MOUNT_CACHE]
+        argv = [*_launch(ranks, way), _program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
+    done = run(argv, 120 + 5 * spec.seconds * len(cases))
+    if way == "mount":
+        texts = [(directory / f"figures-{rank}").read_text().splitlines() for rank in range(ranks)]
+        if daemons is not None:
+            for rank in range(ranks):
+                daemons.update(dict.fromkeys(map(int, (directory / f"daemon-{rank}").read_text().split()), rank))
+        lines = [total(case, [json.loads(text[number]) for text in texts]) for number, case in enumerate(cases)]
+    else:
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    shutil.rmtree(directory)
+    if len(lines) != len(cases):
+        raise BenchmarkError(f"{way} on {ranks} ranks did not report every case: {done.stdout} {done.stderr}")
+    return lines
