@@ -58,7 +58,7 @@ def measure_on(
     place = disk / "written"
     if contender == "disk":
         try:
-            return dict(json.loads(run([*writer, str(place), str(count), str(size)], RUN_S).stdout))
+            return dict(json.loads(run([*writer, str(place), str(count), str(size), str(disk)], RUN_S).stdout))
         finally:
             shutil.rmtree(place, ignore_errors=True)
     where, engine = contender.split(", ")
@@ -67,7 +67,7 @@ def measure_on(
     argv = [mounter, str(work / "d.fan"), str(work / "mount"), "--local", str(disk / "local"), "--engine", engine]
     start_s = time.perf_counter()
     try:
-        command = [*argv, *options, "--", *writer, str(work / "mount/run"), str(count), str(size)]
+        command = [*argv, *options, "--", *writer, str(work / "mount/run"), str(count), str(size), str(disk)]
         figures: dict[str, float] = dict(json.loads(run(command, RUN_S).stdout))
         if where != "scratch":
             figures["saved_s"] = time.perf_counter() - start_s
@@ -105,7 +105,7 @@ def make_table(result: dict[str, Any]) -> str:
         "",
         f"{result['settings']['rounds']} interleaved rounds. {machine.sentence(result['machine'])}.",
         "Ratio: speed relative to the disk in the same round: median (lowest-highest). Closed: until the last close "
-        "returned. Synced: until it was on the disk as well (fsync; for small files the same as closed).",
+        "returned. Synced: until it was on the disk as well (fsync; for small files syncfs of the disk).",
         "Saved: the whole job with start and end, until everything stood in --output.",
         record.load_sentence(result["runs"]),
     ]

@@ -1,10 +1,12 @@
-"""The program that write_speed.py times: ``python writer.py KIND DIRECTORY COUNT BYTES``; one line of JSON.
+"""The program that write_speed.py times: ``python writer.py KIND DIRECTORY COUNT BYTES DISK``; one line of JSON.
 
 ``large``: one file of COUNT pieces of BYTES, written in order, closed; then synced (a second figure). ``small``: COUNT
 files of BYTES, each created, written and closed, as a program that saves samples does. ``synced`` is the time until all
-of it was on the disk that it was written to (fsync of each file; fanstore-mount --fsync local means the same disk).
+of it was on the disk: fsync of the large file (fanstore-mount --fsync local means the same disk), of small ones syncfs of
+the file system that holds DISK, where they are on the disk itself or in the directory of a mount's outputs.
 """
 
+import ctypes
 import json
 import mmap
 import os
@@ -20,8 +22,18 @@ def page_aligned(size: int) -> memoryview:
     return memoryview(memory)
 
 
+def sync_file_system(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), "syncfs", path)
+    finally:
+        os.close(descriptor)
+
+
 def main() -> None:
     kind, directory, count, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    disk = sys.argv[5]
     data = page_aligned(size)
     directory.mkdir(exist_ok=True)
     start_s = time.perf_counter()
@@ -40,6 +52,8 @@ def main() -> None:
         for path in paths:
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
+    else:
+        sync_file_system(disk)
     synced_s = time.perf_counter() - start_s
     print(json.dumps({"closed_s": closed_s, "synced_s": synced_s, "bytes": count * size, "files": len(paths)}))
 
