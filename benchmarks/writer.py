@@ -2,8 +2,8 @@
 
 ``large``: one file of COUNT pieces of BYTES, written in order, closed; then synced (a second figure). ``small``: COUNT
 files of BYTES, each created, written and closed, as a program that saves samples does. ``synced`` is the time until all
-of it was on the disk: fsync of the large file (fanstore-mount --fsync local means the same disk), of small ones syncfs of
-the file system that holds DISK, where they are on the disk itself or in the directory of a mount's outputs.
+of it was on the disk: fsync of the large file (fanstore-mount --fsync local means the same disk), of small ones syncfs
+of the file system that holds DISK, where they are on the disk itself or in the directory of a mount's outputs.
 """
 
 import ctypes
