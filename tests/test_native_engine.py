@@ -220,7 +220,7 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
     parts = "engine ahead content chunk chunkcache answers request index pages latency device sending passing crossings"
-    parts += " fetching flights landing exchange slots pool operations writers"
+    parts += " namesahead fetching flights landing exchange slots pool operations writers"
     sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
     program = compile_c(folder / build, [*sources, WRAP, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])
