@@ -178,6 +178,8 @@ static uint32_t slice_of(uint32_t count, uint32_t listed, uint32_t looked_up) {
     const uint32_t left = count - listed;
     uint64_t slice = allowed > listed ? allowed - listed : 0;
     slice = slice < FSX_NAMES_SLICE_MOST ? slice : FSX_NAMES_SLICE_MOST;
+    if (looked_up < FSX_NAMES_FIRST_LOOKUPS)
+        return 0;
     if (slice >= left)
         return left;
     return slice >= FSX_NAMES_SLICE_LEAST ? (uint32_t)slice : 0;

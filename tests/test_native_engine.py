@@ -1,9 +1,9 @@
 """The native engine by itself: its door to Python, and the whole of it under sanitizers and valgrind.
 
-The driver is native/engine_drive.c: many threads on the cache, on the content of real partitions, on fetching it from
-peers that fail in all ways, and on outputs; an engine whose kernel is the driver; and, as root, one behind a real
-mount, with processes that read it and are killed. It compares all bytes with the source. The module as a whole is
-mounted with the address sanitizer (native/sanitized_mount.py).
+The driver is native/engine_drive.c: many threads on the cache, on the content of real partitions, on names that are
+listed ahead, on fetching from peers that fail in all ways, and on outputs; an engine whose kernel is the driver; and,
+as root, one behind a real mount, with processes that read it and are killed. It compares all bytes with the source. The
+module as a whole is mounted with the address sanitizer (native/sanitized_mount.py).
 """
 
 import json
@@ -178,6 +178,7 @@ MODES = {
         "cache": "2000",
         "content": "60",
         "ahead": "2000",
+        "names": "20",
         "fetch": "2000",
         "socket": "60",
         "outputs": "10000",
@@ -188,6 +189,7 @@ MODES = {
         "cache": "1000",
         "content": "5",
         "ahead": "600",
+        "names": "10",
         "fetch": "800",
         "socket": "40",
         "outputs": "3000",
@@ -197,6 +199,7 @@ MODES = {
         "cache": "100",
         "content": "1",
         "ahead": "60",
+        "names": "1",
         "fetch": "80",
         "socket": "12",
         "outputs": "200",

@@ -69,6 +69,7 @@ extern atomic_bool far_away;
 void drive_cache(uint32_t rounds);
 void drive_content(uint32_t rounds);
 void drive_ahead(uint32_t rounds);
+void drive_names(uint32_t rounds);
 void drive_fetch(uint32_t rounds);
 void drive_socket(uint32_t rounds);
 void drive_outputs(uint32_t rounds, const char *where);
