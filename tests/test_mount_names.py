@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mounting
 import pytest
-from mounting import LIMIT_S, Mount, Mounted, command, needs_fuse, wait_until
+from mounting import LIMIT_S, Mount, Mounted, command, lister_of, needs_fuse, wait_until
 
 pytest_plugins = ["mounting"]
 pytestmark = needs_fuse
@@ -79,22 +79,9 @@ def compare_until_listed(mounted: Mounted, pairs: list[tuple[bytes, bytes]], dir
     return taken
 
 
-def lister_of(mounted: Mounted) -> int | None:
-    """The process that lists directories of a mount; None when there is none, or it has ended."""
-    wanted = [b"fanstore-names", os.fsencode(mounted.path)]
-    for process in Path("/proc").iterdir():
-        try:
-            argv = (process / "cmdline").read_bytes().split(b"\0")[:2] if process.name.isdigit() else []
-        except OSError:
-            continue  # it ended meanwhile
-        if argv and [os.path.basename(argv[0]), *argv[1:]] == wanted:
-            return int(process.name)
-    return None
-
-
 def wait_for_lister(mounted: Mounted) -> int:
-    wait_until(lambda: lister_of(mounted) is not None, "start of the lister", mounted.evidence)
-    found = lister_of(mounted)
+    wait_until(lambda: lister_of(mounted.path) is not None, "start of the lister", mounted.evidence)
+    found = lister_of(mounted.path)
     assert found is not None
     return found
 
@@ -191,7 +178,7 @@ def test_a_lister_that_dies_or_hangs_is_not_missed(
         wait_until(lambda: "not listed ahead any more" in mounted.log_text(), "note", mounted.evidence)
     compare(pairs)
     mounted.stop()
-    assert lister_of(mounted) is None
+    assert lister_of(mounted.path) is None
     assert mounted.log_text().count("not listed ahead") == (1 if number == signal.SIGKILL else 0)
 
 
@@ -213,7 +200,7 @@ def test_the_lister_ends_with_a_daemon_that_is_killed(
         os.stat(ours)
     mounted.signal(signal.SIGKILL)
     assert mounted.wait_end() == -signal.SIGKILL
-    wait_until(lambda: lister_of(mounted) is None, "end of the lister", mounted.evidence, 10)
+    wait_until(lambda: lister_of(mounted.path) is None, "end of the lister", mounted.evidence, 10)
     with pytest.raises(OSError) as caught:
         os.statvfs(mounted.path)
     assert caught.value.errno == errno.ENOTCONN
@@ -233,7 +220,7 @@ def test_unmounting_while_a_listing_is_under_way(
     assert time.monotonic() - begin < LIMIT_S / 4
     assert mounted.wait_end() == 0
     mounted.check_clean()
-    assert lister_of(mounted) is None
+    assert lister_of(mounted.path) is None
 
 
 def test_the_python_engine_lists_nothing_ahead(prepared: Path, source: Path, tmp_path: Path) -> None:
@@ -243,7 +230,7 @@ def test_the_python_engine_lists_nothing_ahead(prepared: Path, source: Path, tmp
     try:
         mounted.wait_up()
         compare(files_of(source, mounted, b"other"))
-        assert lister_of(mounted) is None
+        assert lister_of(mounted.path) is None
         assert "names_ahead" not in mounted.statistics()["engine"]
         mounted.stop()
     finally:

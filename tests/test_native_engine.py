@@ -19,7 +19,7 @@ from pathlib import Path
 
 import mounting
 import pytest
-from mounting import LIMIT_S, command, needs_fuse, wait_until
+from mounting import LIMIT_S, command, lister_of, needs_fuse, wait_until
 from oddities import compressible, incompressible
 from sanitized import ADDRESS, DRIVERS, ENVIRONMENT, NATIVE, compile_c, compile_module, preload
 
@@ -249,6 +249,8 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
 
 @pytest.fixture(scope="module")
 def module(folder: Path) -> Path:
+    """The extension module, and next to it the program that it works with."""
+    compile_c(folder / "fanstore-names", [NATIVE / "programs" / "names.c"])
     return compile_module(folder / "_native.so")
 
 
@@ -277,9 +279,17 @@ def test_no_sanitizer_report_of_a_mount(
 
     try:
         wait_until(lambda: " mounted " in evidence() or process.poll() is not None, "mount", evidence)
+        statistics_file = point / ".fanstore" / "stats.json"
+        wait_until(lambda: lister_of(point) is not None, "start of the lister", evidence)
+        compare_by_name(source, point)
+        wait_until(
+            lambda: json.loads(statistics_file.read_bytes())["engine"]["names_ahead"]["directories"] == 1,
+            "listing ahead",
+            evidence,
+        )
         for _ in range(2):
             compare_trees(source, point)
-        statistics = json.loads((point / ".fanstore" / "stats.json").read_bytes())
+        statistics = json.loads(statistics_file.read_bytes())
         assert statistics["engine"]["answered_native"] > 100
         assert statistics["engine"]["answered_python"] > 0
         process.send_signal(signal.SIGTERM)
@@ -291,6 +301,12 @@ def test_no_sanitizer_report_of_a_mount(
             subprocess.run(["umount", "-l", str(point)], check=False, timeout=LIMIT_S)
     assert not point.exists()
     assert "Sanitizer" not in evidence() and "runtime error" not in evidence()
+
+
+def compare_by_name(source: Path, mounted: Path) -> None:
+    """Without listing the directory."""
+    for path in sorted((source / "deep").glob("small-*")):
+        assert (mounted / "deep" / path.name).read_bytes() == path.read_bytes()
 
 
 def compare_trees(source: Path, mounted: Path) -> None:
