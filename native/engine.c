@@ -4,6 +4,7 @@
  */
 #include "engine.h"
 #include "device.h"
+#include "nanoseconds.h"
 #include "passing.h"
 #include "sending.h"
 #include "writers.h"
@@ -18,7 +19,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 /* With outputs: a WRITE is never passed on, and its data begins with a page. */
@@ -76,18 +76,12 @@ struct fsx_engine {
     struct fsx_kernel kernel; /* what INIT said; before that, zeros */
 };
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* ---- counting ----------------------------------------------------------------------------------------------------- */
 
 static void count_operation(struct worker *worker, uint32_t opcode, int error, uint64_t start_ns) {
     /* As in operations.py: that there is no such thing, or no need for a message, is an ordinary answer. */
     const bool failed = error != 0 && error != ENOENT && error != ENODATA && error != ENOSYS;
-    fsx_latency_record(&worker->operations[fsx_operation_of(opcode)], now_ns() - start_ns, failed);
+    fsx_latency_record(&worker->operations[fsx_operation_of(opcode)], fsx_now_ns() - start_ns, failed);
 }
 
 /* ---- crossings ---------------------------------------------------------------------------------------------------- */
@@ -296,13 +290,18 @@ static void read_elsewhere(void *context, const struct fsx_reader *reader) {
         cross(worker, &asked);
 }
 
-/* The file whose bytes the kernel is likely to ask for after this answer to a LOOKUP; 0, which is none, if it is not. */
-static uint32_t expected_after(const struct fsx_engine *engine, const struct fuse_entry_out *answer) {
-    const uint32_t entry = (uint32_t)(answer->nodeid - 1);
-    return S_ISREG(answer->attr.mode) && fsx_is_dataset(&engine->tree, answer->nodeid) &&
-                   fsx_ahead_expects(engine->ahead, entry)
-               ? entry
-               : 0;
+/* The file of the dataset that this answer to a LOOKUP tells of; 0, which is none, if it does not. */
+static uint32_t file_in(const struct fsx_engine *engine, const struct fuse_entry_out *answer) {
+    const bool file = S_ISREG(answer->attr.mode) && fsx_is_dataset(&engine->tree, answer->nodeid);
+    return file ? (uint32_t)(answer->nodeid - 1) : 0;
+}
+
+/* A file of this directory was looked up. Python answers for the listing of one that has outputs. */
+static void note_name(const struct fsx_engine *engine, uint64_t parent) {
+    const struct fsx_outputs *outputs = engine->tree.outputs;
+    if (engine->settings.names != NULL && fsx_is_dataset(&engine->tree, parent) &&
+        (outputs == NULL || !fsx_outputs_is_mixed(outputs, (uint32_t)(parent - 1))))
+        fsx_names_ahead_note(engine->settings.names, (uint32_t)(parent - 1));
 }
 
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
@@ -316,7 +315,7 @@ static bool told(struct fsx_engine *engine, bool done, bool first) {
 
 static void handle(struct worker *worker, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
-    const uint64_t start_ns = now_ns();
+    const uint64_t start_ns = fsx_now_ns();
     struct fsx_request request;
     if (!fsx_request_parse(worker->request, bytes, &request)) {
         FSX_COUNT(worker->malformed, 1);
@@ -369,11 +368,14 @@ static void handle(struct worker *worker, size_t bytes) {
         break;
     }
     const bool found = request.opcode == FUSE_LOOKUP && reply.error == 0;
-    const uint32_t expected = found ? expected_after(engine, (const struct fuse_entry_out *)reply.data) : 0;
+    const uint32_t file = found ? file_in(engine, (const struct fuse_entry_out *)reply.data) : 0;
+    const bool expected = file != 0 && fsx_ahead_expects(engine->ahead, file);
     fsx_device_reply(worker->device, request.unique, reply.data, reply.error == 0 ? reply.bytes : 0, reply.error);
     count_operation(worker, request.opcode, reply.error, start_ns);
-    if (expected != 0)
-        fsx_ahead_fetch(engine->ahead, expected, &worker->hands, &ends);
+    if (file != 0)
+        note_name(engine, request.nodeid);
+    if (expected)
+        fsx_ahead_fetch(engine->ahead, file, &worker->hands, &ends);
 }
 
 static void *worker_main(void *argument) {
@@ -540,6 +542,8 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
         fsx_fetcher_count(engine->settings.fetcher, &counts->operations[FSX_OP_READ], &counts->reads);
     counts->crossings += atomic_load(&engine->crossed_late);
     counts->ahead = fsx_ahead_count(engine->ahead);
+    if (engine->settings.names != NULL)
+        counts->names = fsx_names_ahead_count(engine->settings.names);
 }
 
 /* Threads that hang keep the engine, but not the mount: with its last descriptor the kernel ends the connection, and

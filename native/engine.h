@@ -4,6 +4,7 @@
  *                              |    |
  *                              |    +-- of other nodes: fetching.c ---> kernel, or like all that is not here:
  *                              |    +-- a line of crossings, and an eventfd --> Python
+ *                              |    +-- what to list ahead: namesahead.c, and a socket --> programs/names.c
  *                              +------- all other messages: a SOCK_SEQPACKET socket --> pyfuse3 --> pump thread --> kernel
  *
  * Each worker has its own descriptor of the connection (FUSE_DEV_IOC_CLONE); the kernel wants a reply on the descriptor
@@ -20,6 +21,7 @@
 #include "content.h"
 #include "crossings.h"
 #include "fetching.h"
+#include "namesahead.h"
 #include "operations.h"
 
 #define FSX_ENGINE_WORKERS_MAX 64u
@@ -30,6 +32,7 @@ struct fsx_engine_counts {
     struct fsx_read_counts reads;
     struct fsx_output_counts outputs;
     struct fsx_ahead_counts ahead;
+    struct fsx_names_ahead_counts names;
     uint64_t forwarded, crossings, interrupted, malformed;
 };
 
@@ -37,6 +40,7 @@ struct fsx_engine_settings {
     struct fsx_tree tree;        /* its outputs must outlive the engine */
     struct fsx_content *content; /* the caller's; must outlive the engine */
     struct fsx_fetcher *fetcher; /* likewise; NULL if other nodes are Python's */
+    struct fsx_names_ahead *names; /* likewise; NULL if no names are listed ahead */
     int device;                  /* /dev/fuse of the mount; duplicated */
     int socket;                  /* to pyfuse3; duplicated */
     int wake;                    /* an eventfd, readable when there are crossings or the engine has ended; duplicated */

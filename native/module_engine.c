@@ -49,6 +49,11 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         PyErr_NoMemory();
         goto fail;
     }
+    self->settings.names = fsx_names_ahead_new(index);
+    if (self->settings.names == NULL) {
+        PyErr_NoMemory();
+        goto fail;
+    }
     if (outputs >= 0) {
         self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0, journal);
         if (self->settings.tree.outputs == NULL) {
@@ -71,6 +76,7 @@ static void engine_dealloc(EngineObject *self) {
         self->abandoned = true;
     if (!self->abandoned) {
         fsx_content_free(self->settings.content);
+        fsx_names_ahead_free(self->settings.names);
         fsx_fetcher_free(self->settings.fetcher);
         Py_XDECREF(self->exchange);
         fsx_outputs_free(self->settings.tree.outputs);
@@ -304,6 +310,26 @@ static PyObject *engine_take_failures(EngineObject *self, PyObject *unused) {
     return result;
 }
 
+/* ---- names ahead -------------------------------------------------------------------------------------------------- */
+
+static PyObject *engine_list_with(EngineObject *self, PyObject *args) {
+    int socket;
+    unsigned long long most;
+    if (!PyArg_ParseTuple(args, "iK", &socket, &most))
+        return NULL;
+    const int error = fsx_names_ahead_use(self->settings.names, socket, most);
+    if (error == 0)
+        Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static PyObject *engine_end_listing(EngineObject *self, PyObject *unused) {
+    (void)unused;
+    fsx_names_ahead_end(self->settings.names);
+    Py_RETURN_NONE;
+}
+
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 static PyObject *latency_tuple(const struct fsx_latency *latency) {
@@ -374,7 +400,7 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
         (unsigned long long)r->origin[o].fetches, (unsigned long long)r->origin[o].fetched_bytes
         result = Py_BuildValue(
             "{s:O,s:{s:(KKKK),s:(KKKK),s:(KKKK),s:(KKKK)},s:(KK),s:K,s:K,s:K,s:K,s:K,s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-            "s:(IIK),s:(KKKK),s:(KK)}",
+            "s:(IIK),s:(KKKK),s:(KK),s:(KKK)}",
             "operations", operations, "sources", "local", ORIGIN(FSX_LOCAL), "remote", ORIGIN(FSX_REMOTE), "shared",
             ORIGIN(FSX_SHARED), "cache", ORIGIN(FSX_CACHE), "verification", (unsigned long long)r->checked_chunks,
             (unsigned long long)r->checked_bytes, "direct_reads", (unsigned long long)r->direct, "forwarded",
@@ -387,7 +413,9 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
             (unsigned long long)cache.failed, "kernel", kernel.major, kernel.minor, (unsigned long long)kernel.flags,
             "outputs", (unsigned long long)counts->outputs.reads, (unsigned long long)counts->outputs.read_bytes,
             (unsigned long long)counts->outputs.writes, (unsigned long long)counts->outputs.written_bytes,
-            "read_ahead", (unsigned long long)counts->ahead.files, (unsigned long long)counts->ahead.wanted);
+            "read_ahead", (unsigned long long)counts->ahead.files, (unsigned long long)counts->ahead.wanted, "names_ahead",
+            (unsigned long long)counts->names.listings, (unsigned long long)counts->names.names,
+            (unsigned long long)counts->names.directories);
 #undef ORIGIN
     }
     Py_XDECREF(operations);
@@ -409,6 +437,8 @@ static PyMethodDef engine_methods[] = {
     {"route", (PyCFunction)engine_route, METH_VARARGS, "route(partition, ranks): ask these for it from now on"},
     {"take_failures", (PyCFunction)engine_take_failures, METH_NOARGS, "take_failures() -> [(kind, peer, partition)]"},
     {"fetched", (PyCFunction)engine_fetched, METH_NOARGS, "fetched() -> ([(chunks, bytes)] by rank, latency)"},
+    {"list_with", (PyCFunction)engine_list_with, METH_VARARGS, "list_with(socket, most): have so many names listed ahead there"},
+    {"end_listing", (PyCFunction)engine_end_listing, METH_NOARGS, "end_listing(): list no more names ahead"},
     FSX_OUTPUT_METHODS
     {"ended", (PyCFunction)engine_ended, METH_NOARGS, "ended() -> (whether the connection is at its end, errno or 0)"},
     {"statistics", (PyCFunction)engine_statistics, METH_NOARGS, "statistics() -> dict of counters"},

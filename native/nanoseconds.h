@@ -1,4 +1,4 @@
-/* nanoseconds.h: a file's time in the one unit of the index. */
+/* nanoseconds.h: a file's time in the one unit of the index, and the clock by which things are timed. */
 #ifndef FANSTORE_NANOSECONDS_H
 #define FANSTORE_NANOSECONDS_H
 
@@ -12,6 +12,13 @@ static inline int64_t fsx_nanoseconds(struct timespec time) {
         __builtin_add_overflow(result, (int64_t)time.tv_nsec, &result))
         return time.tv_sec < 0 ? INT64_MIN : INT64_MAX;
     return result;
+}
+
+/* Nanoseconds since some moment; never goes back. */
+static inline uint64_t fsx_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 #endif

@@ -230,6 +230,19 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", path], check=True, timeout=LIMIT_S)
 
 
+def lister_of(point: Path) -> int | None:
+    """The process that lists directories of a mount ahead; None when there is none, or it has ended."""
+    wanted = [b"fanstore-names", os.fsencode(point)]
+    for process in Path("/proc").iterdir():
+        try:
+            argv = (process / "cmdline").read_bytes().split(b"\0")[:2] if process.name.isdigit() else []
+        except OSError:
+            continue  # it ended meanwhile
+        if argv and [os.path.basename(argv[0]), *argv[1:]] == wanted:
+            return int(process.name)
+    return None
+
+
 def prepare(source: Path, target: Path, *options: str) -> Path:
     """fanstore-prep, for datasets that outlive one test (the fixture make_prepared is for those that do not)."""
     command = [fanstore_command("prep"), str(source), str(target), *options]

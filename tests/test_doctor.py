@@ -22,6 +22,7 @@ from conftest import fanstore_command
 from mounting import Mount, command, needs_fuse, needs_root, prepare, small_file_system, wait_until
 from terminals import on_terminal
 
+from fanstore.core import memorylimit
 from fanstore.doctor import disks, leftovers, limits, mpi, testmount
 from fanstore.doctor.finding import Check, Finding, Status, ok, perform
 from fanstore.doctor.programs import GRACE_S, Programs
@@ -229,7 +230,7 @@ def test_limits() -> None:
     assert by_name(limits.check_files(10))["limit.files"].status is Status.OK
     few = by_name(limits.check_files(10_000_000))["limit.files"]
     assert few.status is Status.WARNING and "for 10,000,000 partitions" in few.found and "80000000" in few.fix
-    assert by_name(limits.check_memory(0))["limit.memory"].found.endswith("free") or limits.group_limit()
+    assert by_name(limits.check_memory(0))["limit.memory"].found.endswith("free") or memorylimit.group_limit()
     much = by_name(limits.check_memory(1 << 50))["limit.memory"]
     assert much.status is Status.WARNING and "--cache" in much.fix
 
@@ -238,15 +239,15 @@ def test_limit_of_the_control_group(tmp_path: Path) -> None:
     own = tmp_path / "cgroup"
     (tmp_path / "job/step").mkdir(parents=True)
     own.write_text("0::/job/step\n")
-    assert limits.group_limit(own, tmp_path) is None
+    assert memorylimit.group_limit(own, tmp_path) is None
     (tmp_path / "job/step/memory.max").write_text("max\n")
     (tmp_path / "job/memory.max").write_text("5000\n")
-    assert limits.group_limit(own, tmp_path) == 5000, "that of the job counts for the step"
+    assert memorylimit.group_limit(own, tmp_path) == 5000, "that of the job counts for the step"
     (tmp_path / "memory/slurm/step").mkdir(parents=True)
     (tmp_path / "memory/memory.limit_in_bytes").write_text(f"{(1 << 63) - 4096}\n")
     (tmp_path / "memory/slurm/step/memory.limit_in_bytes").write_text("700\n")
     own.write_text("5:cpu:/x\n4:memory:/slurm/step\n")
-    assert limits.group_limit(own, tmp_path) == 700
+    assert memorylimit.group_limit(own, tmp_path) == 700
 
 
 def test_one_core() -> None:

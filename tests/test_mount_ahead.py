@@ -15,16 +15,23 @@ pytestmark = needs_fuse
 
 #: Files of each kind of program in a test: more than are needed to recognise it.
 FILES = 120
+#: In each directory: so few that it is not listed ahead (native/namesahead.h), and its names are looked up.
+TOGETHER = 6
+
+
+def place(folder: Path, number: int) -> Path:
+    return folder / str(number // TOGETHER) / f"{number:03d}"
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("source") / "tree"
     for name in ("walked", "read", "passed"):
-        (root / name).mkdir(parents=True)
         for number in range(FILES):
             make = compressible if number % 2 else incompressible
-            (root / name / f"{number:03d}").write_bytes(make(20_000 + 571 * number, number))
+            path = place(root / name, number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(make(20_000 + 571 * number, number))
     return root
 
 
@@ -56,7 +63,7 @@ def names(folder: Path) -> list[Path]:
     """Not by listing, from which the kernel would have all names; nor in order, which has the page cache read ahead."""
     numbers = list(range(FILES))
     random.Random(1).shuffle(numbers)
-    return [folder / f"{number:03d}" for number in numbers]
+    return [place(folder, number) for number in numbers]
 
 
 @pytest.mark.parametrize("options", [[], ["--verify", "always"]], ids=["staged", "in-place-always"])

@@ -1,9 +1,9 @@
 """The native engine by itself: its door to Python, and the whole of it under sanitizers and valgrind.
 
-The driver is native/engine_drive.c: many threads on the cache, on the content of real partitions, on fetching it from
-peers that fail in all ways, and on outputs; an engine whose kernel is the driver; and, as root, one behind a real
-mount, with processes that read it and are killed. It compares all bytes with the source. The module as a whole is
-mounted with the address sanitizer (native/sanitized_mount.py).
+The driver is native/engine_drive.c: many threads on the cache, on the content of real partitions, on names that are
+listed ahead, on fetching from peers that fail in all ways, and on outputs; an engine whose kernel is the driver; and,
+as root, one behind a real mount, with processes that read it and are killed. It compares all bytes with the source. The
+module as a whole is mounted with the address sanitizer (native/sanitized_mount.py).
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import mounting
 import pytest
-from mounting import LIMIT_S, command, needs_fuse, wait_until
+from mounting import LIMIT_S, command, lister_of, needs_fuse, wait_until
 from oddities import compressible, incompressible
 from sanitized import ADDRESS, DRIVERS, ENVIRONMENT, NATIVE, compile_c, compile_module, preload
 
@@ -178,6 +178,7 @@ MODES = {
         "cache": "2000",
         "content": "60",
         "ahead": "2000",
+        "names": "20",
         "fetch": "2000",
         "fetch-few-cores": "2000",
         "socket": "60",
@@ -189,6 +190,7 @@ MODES = {
         "cache": "1000",
         "content": "5",
         "ahead": "600",
+        "names": "10",
         "fetch": "800",
         "fetch-few-cores": "800",
         "socket": "40",
@@ -199,6 +201,7 @@ MODES = {
         "cache": "100",
         "content": "1",
         "ahead": "60",
+        "names": "1",
         "fetch": "80",
         "fetch-few-cores": "80",
         "socket": "12",
@@ -223,7 +226,7 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
     parts = "engine ahead content chunk chunkcache answers request index pages latency device sending passing crossings"
-    parts += " fetching flights landing exchange slots pool operations writers"
+    parts += " namesahead fetching flights landing exchange slots pool operations writers"
     sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
     program = compile_c(folder / build, [*sources, WRAP, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])
@@ -249,6 +252,8 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
 
 @pytest.fixture(scope="module")
 def module(folder: Path) -> Path:
+    """The extension module, and next to it the program that it works with."""
+    compile_c(folder / "fanstore-names", [NATIVE / "programs" / "names.c"])
     return compile_module(folder / "_native.so")
 
 
@@ -277,9 +282,17 @@ def test_no_sanitizer_report_of_a_mount(
 
     try:
         wait_until(lambda: " mounted " in evidence() or process.poll() is not None, "mount", evidence)
+        statistics_file = point / ".fanstore" / "stats.json"
+        wait_until(lambda: lister_of(point) is not None, "start of the lister", evidence)
+        compare_by_name(source, point)
+        wait_until(
+            lambda: json.loads(statistics_file.read_bytes())["engine"]["names_ahead"]["directories"] == 1,
+            "listing ahead",
+            evidence,
+        )
         for _ in range(2):
             compare_trees(source, point)
-        statistics = json.loads((point / ".fanstore" / "stats.json").read_bytes())
+        statistics = json.loads(statistics_file.read_bytes())
         assert statistics["engine"]["answered_native"] > 100
         assert statistics["engine"]["answered_python"] > 0
         process.send_signal(signal.SIGTERM)
@@ -291,6 +304,12 @@ def test_no_sanitizer_report_of_a_mount(
             subprocess.run(["umount", "-l", str(point)], check=False, timeout=LIMIT_S)
     assert not point.exists()
     assert "Sanitizer" not in evidence() and "runtime error" not in evidence()
+
+
+def compare_by_name(source: Path, mounted: Path) -> None:
+    """Without listing the directory."""
+    for path in sorted((source / "deep").glob("small-*")):
+        assert (mounted / "deep" / path.name).read_bytes() == path.read_bytes()
 
 
 def compare_trees(source: Path, mounted: Path) -> None:

@@ -20,6 +20,7 @@ from fanstore.fuse.mountpoint import (
     condition,
     resolve,
     unmount,
+    unmount_patiently,
     within_limit,
 )
 from fanstore.fuse.mounttable import Mount, find_mount, read_mounts
@@ -110,7 +111,10 @@ def _unmount_living(mount: Mount, args: argparse.Namespace) -> None:
     try:
         holders = describe_holders(mount.point) if args.lazy else ""
         try:
-            unmount(mount.point, lazy=args.lazy)
+            if args.lazy:
+                unmount(mount.point, lazy=True)
+            else:
+                unmount_patiently(mount.point)
         except MountBusyError as error:
             raise MountError(
                 f"{error}; try again when that has ended, or take it away all the same with: "

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from fanstore.core.memorylimit import group_limit
 from fanstore.doctor.finding import Finding, note, ok, warning
 from fanstore.units import format_bytes
 
@@ -19,7 +20,6 @@ _FILES_PART = 8
 _CACHE_BYTES, _DAEMON_BYTES = 1 << 30, 1 << 29
 
 _INFINIBAND = Path("/sys/class/infiniband")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def check_files(partitions: int) -> Iterator[Finding]:
@@ -72,31 +72,6 @@ def check_memory(index_bytes: int) -> Iterator[Finding]:
 def _available() -> int:
     match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
-
-
-def group_limit(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) -> int | None:
-    """The least limit of the control groups that this process is in, of version 1 or 2; None if there is none."""
-    limits = []
-    for line in own.read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            base, file = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, file = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        relative = Path(group.lstrip("/"))
-        for place in (base / relative, *((base / relative).parents)):
-            if place != base and base not in place.parents:
-                break
-            try:
-                text = (place / file).read_text().strip()
-            except OSError:
-                continue  # the root has no such file; nor has a container that sees only its own group
-            # Version 1 says "no limit" by a number beyond all memory.
-            if text.isdigit() and int(text) < 1 << 60:
-                limits.append(int(text))
-    return min(limits, default=None)
 
 
 def check_cores() -> Iterator[Finding]:

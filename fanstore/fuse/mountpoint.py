@@ -38,6 +38,9 @@ FUSERMOUNT_LIMIT_S = 30.0
 #: Seconds to try again at the end of a mount before it is detached: processes that are just ending hold it for moments.
 BUSY_PATIENCE_S = 1.0
 
+#: Seconds to try again when a user unmounts. Our own fanstore-names has a directory open for 2 ms at a time.
+MOMENT_S = 0.25
+
 #: Seconds to try again for a mount point that another process has locked. Who removes one needs a moment, who mounts
 #: needs longer, and is reported.
 CLAIM_PATIENCE_S = 0.5
@@ -346,6 +349,18 @@ def busy_error(point: Path) -> MountBusyError:
     inner = mounts_below(point)
     who = f"{inner[0].point} is mounted inside it" if inner else describe_holders(point)
     return MountBusyError(f"{point} is busy" + (f": {who}" if who else ""))
+
+
+def unmount_patiently(point: Path) -> None:
+    """As ``unmount``; what holds it only for a moment is waited for."""
+    deadline = time.monotonic() + MOMENT_S
+    while True:
+        try:
+            return unmount(point)
+        except MountBusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
 
 
 def unmount_or_detach(mount: Mount) -> str | None:

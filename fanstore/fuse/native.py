@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyfuse3
@@ -33,6 +34,7 @@ from fanstore.core.statistics import EngineCounters, Source, Statistics
 from fanstore.core.store import PartitionFile, PartitionStore
 from fanstore.errors import CorruptDataError, FanstoreError
 from fanstore.format.index import Index
+from fanstore.fuse.lister import Lister
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +170,7 @@ class NativeEngine:
             waits=waits,
             journal=-1 if outputs is None else outputs.journal_fd,
         )
+        self._lister = Lister(self._engine)
         self._ours, self.socket = socket_pair()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
@@ -224,6 +227,16 @@ class NativeEngine:
             while failures := self._engine.take_failures():
                 for failure, peer, partition in failures:
                     self._remote.note_failure(Failure(failure), peer, partition)
+
+    # --- names ---
+
+    async def list_ahead(self, point: Path) -> None:
+        """Have directories of the mount listed while programs look up their names. Returns when that has ended."""
+        await self._lister.run(point)
+
+    async def end_listing(self) -> None:
+        """The end of ``list_ahead``: before the mount is taken away."""
+        await self._lister.end()
 
     # --- outputs ---
 
@@ -412,6 +425,7 @@ class NativeEngine:
         major, minor, flags = raw.get("kernel", (0, 0, 0))
         reads, read_bytes, writes, written_bytes = raw.get("outputs", (0, 0, 0, 0))
         read_ahead, wanted = raw.get("read_ahead", (0, 0))
+        listings, names, directories = raw.get("names_ahead", (0, 0, 0))
         forwarded, crossings = raw.get("forwarded", 0), raw.get("crossings", 0)
         return {
             "name": "native",
@@ -424,6 +438,7 @@ class NativeEngine:
             "malformed": raw.get("malformed", 0),
             "direct_reads": raw.get("direct_reads", 0),
             "read_ahead": {"files": read_ahead, "wanted": wanted},
+            "names_ahead": {"listings": listings, "names": names, "directories": directories},
             "cache": raw.get("cache", {}),
             "outputs": {
                 "reads": reads,

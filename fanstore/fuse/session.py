@@ -368,6 +368,8 @@ class _Session:
                     totals = prepared.manifest.totals
                     self._on_ready(MountInfo(point.path, totals.files, totals.bytes, node.summary(), job.rank))
                     self._watch.ready()
+                    if self._engine is not None:
+                        nursery.start_soon(self._engine.list_ahead, mount.point)
                     code = await self._use(mount, node, job, ended, signals)
                 except BaseException:
                     await self._unmount(mount, ended, functools.partial(self._leave, 1))
@@ -520,6 +522,8 @@ class _Session:
     async def _unmount(self, mount: Mount, ended: _Ended, leave: Callable[[], Never]) -> None:
         """Take the mount away and let the requests under way end; ``leave`` if they do not."""
         with trio.CancelScope(shield=True):
+            if self._engine is not None:
+                await self._engine.end_listing()
             try:
                 busy = await trio.to_thread.run_sync(unmount_or_detach, mount)
             except MountError as error:

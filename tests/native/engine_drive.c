@@ -1,6 +1,6 @@
 /* engine_drive.c: drives the native engine with real partitions; built with sanitizers by test_native_engine.py.
  *
- *   engine_drive cache|content|ahead|fetch|socket|outputs ROUNDS INDEX SOURCE FOLDER PART...
+ *   engine_drive cache|content|ahead|names|fetch|socket|outputs ROUNDS INDEX SOURCE FOLDER PART...
  *   engine_drive mount SECONDS INDEX SOURCE FOLDER PART...       as root: FOLDER/mount is the mount point
  *   engine_drive hang 0 INDEX SOURCE FOLDER PART...               likewise
  *   engine_drive reader SECONDS:SEED INDEX SOURCE FOLDER         started by the one above: reads the mount
@@ -155,6 +155,8 @@ int main(int argc, char **argv) {
         drive_content((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "ahead") == 0)
         drive_ahead((uint32_t)strtoul(argv[2], NULL, 10));
+    else if (strcmp(mode, "names") == 0)
+        drive_names((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "fetch") == 0)
         drive_fetch((uint32_t)strtoul(argv[2], NULL, 10), 64);
     else if (strcmp(mode, "fetch-few-cores") == 0)
