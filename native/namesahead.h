@@ -20,9 +20,9 @@
 
 #include "index.h"
 
-/* Of a directory no more names are listed than this for each LOOKUP in it. A name takes the kernel 1 to 2 µs, a LOOKUP
- * takes 50: so a program that looks up a few names of a large directory pays no more than as much again, and one that wants
- * all has them after 3 % of its LOOKUPs. */
+/* Of a directory no more names are listed than this for each LOOKUP in it. A new name takes 2.5 µs in a listing, a LOOKUP
+ * 45 to 75: so what is listed in vain for a program that looks up a few names of a large directory takes another core about
+ * as long as the program's own LOOKUPs and READs, and one that wants all has them after 3 % of its LOOKUPs. */
 #define FSX_NAMES_PER_LOOKUP 32u
 /* A directory is not listed before so many: to list some costs about as much as a LOOKUP or two, in vain for a program that
  * takes a few files of each directory. Measured, 2,000 directories of 20 files, of each of which one or two are read (from
@@ -30,7 +30,7 @@
 #define FSX_NAMES_FIRST_LOOKUPS 4u
 /* Names in a slice, at least, unless there are no more. */
 #define FSX_NAMES_SLICE_LEAST 64u
-/* And at most: 2 ms, for which an unmount is busy. */
+/* And at most: 3 ms, for which an unmount is busy. */
 #define FSX_NAMES_SLICE_MOST 1024u
 /* A directory with fewer names is not listed: there is nothing to gain. */
 #define FSX_NAMES_WORTH 8u

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 PROGRAM = Path(_native.__file__).with_name("fanstore-names")
 
 #: Kernel memory for a name: an inode and what leads to it (fuse_inode and dentry of /proc/slabinfo: 896 + 192 bytes
-#: on Linux 6.18; more in older ones). It can be taken back, but to make it takes time, and room from the page cache.
+#: on Linux 6.18, and some for pages of them that are not full). It can be taken back, but takes room from the page
+#: cache until it is.
 NAME_BYTES = 1300
 #: Names that are listed ahead have this part of the memory at most.
 MEMORY_PART = 16

@@ -38,7 +38,7 @@ FUSERMOUNT_LIMIT_S = 30.0
 #: Seconds to try again at the end of a mount before it is detached: processes that are just ending hold it for moments.
 BUSY_PATIENCE_S = 1.0
 
-#: Seconds to try again when a user unmounts. Our own fanstore-names has a directory open for 2 ms at a time.
+#: Seconds to try again when a user unmounts. Our own fanstore-names has a directory open for 3 ms at a time.
 MOMENT_S = 0.25
 
 #: Seconds to try again for a mount point that another process has locked. Who removes one needs a moment, who mounts
