@@ -1,10 +1,11 @@
 /* engine.c: see engine.h.
  *
- * Locks: `lock` guards what the kernel offered; crossings and outputs have their own. What a worker counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
+ * Locks: `lock` guards what the kernel offered; crossings and outputs have their own. What a worker counts is its own,
+ * written without a lock and read by others as it happens to be: single 64-bit numbers.
  */
 #include "engine.h"
+#include "clock.h"
 #include "device.h"
-#include "passing.h"
 #include "sending.h"
 #include "writers.h"
 
@@ -48,6 +49,7 @@ struct worker {
     uint8_t *request; /* in the block, aligned to 8; of request_bytes */
     size_t request_bytes;
     struct fsx_hands hands;
+    struct fsx_watcher watcher;
     struct fsx_latency operations[FSX_OPERATIONS];
     uint64_t forwarded, crossings, interrupted, malformed;
 };
@@ -67,6 +69,7 @@ struct fsx_engine {
     struct fsx_writers writers;
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
 
+    struct fsx_watch *watch;
     struct fsx_ahead *ahead;
     struct fsx_crossings *crossings;
     atomic_uint_least64_t crossed_late; /* reads that the fetcher has passed on */
@@ -76,18 +79,12 @@ struct fsx_engine {
     struct fsx_kernel kernel; /* what INIT said; before that, zeros */
 };
 
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* ---- counting ----------------------------------------------------------------------------------------------------- */
 
 static void count_operation(struct worker *worker, uint32_t opcode, int error, uint64_t start_ns) {
     /* As in operations.py: that there is no such thing, or no need for a message, is an ordinary answer. */
     const bool failed = error != 0 && error != ENOENT && error != ENODATA && error != ENOSYS;
-    fsx_latency_record(&worker->operations[fsx_operation_of(opcode)], now_ns() - start_ns, failed);
+    fsx_latency_record(&worker->operations[fsx_operation_of(opcode)], fsx_now_ns() - start_ns, failed);
 }
 
 /* ---- crossings ---------------------------------------------------------------------------------------------------- */
@@ -201,12 +198,8 @@ static void interrupt(struct worker *worker, const struct fsx_request *request) 
 
 /* INIT: pyfuse3 answers it, the pump completes the answer. */
 static void observe_init(struct fsx_engine *engine, const struct fsx_request *request, uint64_t unique) {
-    struct fuse_init_in in = {0};
-    const size_t known = request->arg_bytes < sizeof in ? request->arg_bytes : sizeof in;
-    memcpy(&in, request->arg, known);
-    const uint64_t more_flags = (in.flags & FUSE_INIT_EXT) != 0 ? (uint64_t)in.flags2 << 32 : 0;
     pthread_mutex_lock(&engine->lock);
-    engine->kernel = (struct fsx_kernel){.major = in.major, .minor = in.minor, .flags = in.flags | more_flags};
+    engine->kernel = fsx_pass_offer(request);
     pthread_mutex_unlock(&engine->lock);
     atomic_store(&engine->init_unique, unique);
 }
@@ -316,20 +309,26 @@ static bool told(struct fsx_engine *engine, bool done, bool first) {
 
 static void handle(struct worker *worker, size_t bytes) {
     struct fsx_engine *engine = worker->engine;
-    const uint64_t start_ns = now_ns();
+    const uint64_t start_ns = fsx_now_ns();
     struct fsx_request request;
     if (!fsx_request_parse(worker->request, bytes, &request)) {
         FSX_COUNT(worker->malformed, 1);
         return;
     }
     if (request.opcode == FUSE_INTERRUPT) {
+        fsx_watch_slow(engine->watch);
         interrupt(worker, &request);
         return;
     }
     const struct fsx_ahead_ends ends = {worker, answer_read, read_elsewhere};
     struct fsx_reply reply = {.data = worker->hands.answer, .room = FSX_ANSWER_BYTES};
     bool done, first = false;
-    switch (fsx_answer(&engine->tree, &request, &reply)) {
+    const enum fsx_verdict verdict = fsx_answer(&engine->tree, &request, &reply);
+    if (fsx_is_quick(verdict, &reply))
+        fsx_watch_quick(engine->watch, request.thread, start_ns);
+    else
+        fsx_watch_slow(engine->watch);
+    switch (verdict) {
     case FSX_SILENCE:
         return;
     case FSX_FORWARD:
@@ -372,15 +371,17 @@ static void handle(struct worker *worker, size_t bytes) {
     const uint32_t expected = found ? expected_after(engine, (const struct fuse_entry_out *)reply.data) : 0;
     fsx_device_reply(worker->device, request.unique, reply.data, reply.error == 0 ? reply.bytes : 0, reply.error);
     count_operation(worker, request.opcode, reply.error, start_ns);
-    if (expected != 0)
+    if (expected != 0) {
+        fsx_watch_slow(engine->watch);
         fsx_ahead_fetch(engine->ahead, expected, &worker->hands, &ends);
+    }
 }
 
 static void *worker_main(void *argument) {
     struct worker *worker = argument;
     struct fsx_engine *engine = worker->engine;
     while (!atomic_load(&engine->stopping)) {
-        const ssize_t got = read(worker->device, worker->request, worker->request_bytes);
+        const ssize_t got = fsx_watch_read(engine->watch, &worker->watcher, worker->request, worker->request_bytes);
         if (got > 0) {
             handle(worker, (size_t)got);
             continue;
@@ -394,6 +395,7 @@ static void *worker_main(void *argument) {
         }
         break;
     }
+    fsx_watch_end(engine->watch);
     atomic_store(&worker->ended, true);
     atomic_store(&engine->ended, true);
     wake_python(engine);
@@ -413,6 +415,7 @@ static void free_engine(struct fsx_engine *engine) {
         fsx_hands_free(&worker->hands);
     }
     free(engine->workers);
+    fsx_watch_free(engine->watch);
     fsx_ahead_free(engine->ahead);
     fsx_crossings_free(engine->crossings);
     free(engine->packet);
@@ -432,6 +435,7 @@ static bool make_workers(struct fsx_engine *engine) {
         worker->number = i;
         worker->device = i == 0 ? fcntl(engine->settings.device, F_DUPFD_CLOEXEC, 0)
                                 : fsx_device_clone(engine->settings.device);
+        worker->watcher.device = worker->device;
         const bool writes = engine->tree.outputs != NULL;
         worker->request_bytes = writes ? OUTPUT_REQUEST_BYTES : FSX_PASS_BYTES;
         worker->block = aligned_alloc(PAGE, writes ? FSX_OUTPUT_WRITE_BYTES + 2 * PAGE : FSX_PASS_BYTES);
@@ -453,13 +457,14 @@ static struct fsx_engine *make_engine(const struct fsx_engine_settings *settings
     engine->settings.socket = fcntl(settings->socket, F_DUPFD_CLOEXEC, 0);
     engine->settings.wake = fcntl(settings->wake, F_DUPFD_CLOEXEC, 0);
     engine->workers = calloc(settings->workers, sizeof *engine->workers);
+    engine->watch = fsx_watch_new(settings->workers);
     engine->ahead = fsx_ahead_new(settings->content, settings->workers);
     engine->crossings = fsx_crossings_new(engine->settings.wake);
     engine->packet = aligned_alloc(4096, PACKET_BYTES);
     engine->sender = fsx_sender_new(engine->settings.socket, not_forwarded, engine);
     for (uint32_t i = 0; engine->workers != NULL && i < settings->workers; i++)
         engine->workers[i].device = -1;
-    if (engine->workers == NULL || engine->ahead == NULL || engine->crossings == NULL || engine->packet == NULL ||
+    if (engine->workers == NULL || engine->watch == NULL || engine->ahead == NULL || engine->crossings == NULL || engine->packet == NULL ||
         engine->sender == NULL || engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
         const int error = errno;
         free_engine(engine);
@@ -540,20 +545,19 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
         fsx_fetcher_count(engine->settings.fetcher, &counts->operations[FSX_OP_READ], &counts->reads);
     counts->crossings += atomic_load(&engine->crossed_late);
     counts->ahead = fsx_ahead_count(engine->ahead);
+    counts->watch = fsx_watch_count(engine->watch);
 }
 
 /* Threads that hang keep the engine, but not the mount: with its last descriptor the kernel ends the connection, and
  * whoever waits is told. The numbers stay taken, because those threads will write to them. */
 static void drop_devices(struct fsx_engine *engine) {
-    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (uint32_t i = 0; nothing >= 0 && i < engine->settings.workers; i++)
-        dup3(nothing, engine->workers[i].device, O_CLOEXEC);
-    if (nothing >= 0)
-        close(nothing);
+    for (uint32_t i = 0; i < engine->settings.workers; i++)
+        fsx_device_drop(engine->workers[i].device);
 }
 
 bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms) {
     atomic_store(&engine->stopping, true);
+    fsx_watch_end(engine->watch);
     fsx_crossings_end(engine->crossings);
     struct fsx_fetcher *fetcher = engine->settings.fetcher;
     if (fetcher != NULL)

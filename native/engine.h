@@ -21,6 +21,8 @@
 #include "crossings.h"
 #include "fetching.h"
 #include "operations.h"
+#include "passing.h"
+#include "watch.h"
 
 #define FSX_ENGINE_WORKERS_MAX 64u
 
@@ -30,6 +32,7 @@ struct fsx_engine_counts {
     struct fsx_read_counts reads;
     struct fsx_output_counts outputs;
     struct fsx_ahead_counts ahead;
+    struct fsx_watch_counts watch;
     uint64_t forwarded, crossings, interrupted, malformed;
 };
 
@@ -42,12 +45,6 @@ struct fsx_engine_settings {
     int wake;                    /* an eventfd, readable when there are crossings or the engine has ended; duplicated */
     uint32_t workers;
     uint16_t max_background;
-};
-
-/* What the kernel offered when the connection began. */
-struct fsx_kernel {
-    uint32_t major, minor;
-    uint64_t flags;
 };
 
 struct fsx_engine;

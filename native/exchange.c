@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "pages.h"
 #include "slots.h"
 
@@ -32,12 +33,6 @@ struct header { /* docs/protocol.md */
     uint64_t offset;
 };
 _Static_assert(sizeof(struct header) == FSX_HEADER_BYTES, "as in wire.py");
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* ---- what happens ---------------------------------------------------------------------------------------------- */
 
@@ -371,7 +366,7 @@ static bool progress(struct fsx_exchange *x) {
 }
 
 bool fsx_exchange_run(struct fsx_exchange *x, uint64_t spin_ns) {
-    const uint64_t begin_ns = now_ns();
+    const uint64_t begin_ns = fsx_now_ns();
     const int polls = begin_ns - x->last_traffic_ns > spin_ns ? POLLS_IDLE : POLLS_PER_LOOK;
     for (;;) {
         for (int turn = 0; turn < polls; turn++) {
@@ -384,7 +379,7 @@ bool fsx_exchange_run(struct fsx_exchange *x, uint64_t spin_ns) {
             if (x->event_count > 0 || __atomic_load_n(&x->interrupted, __ATOMIC_SEQ_CST) != 0)
                 return false;
         }
-        const uint64_t time_ns = now_ns();
+        const uint64_t time_ns = fsx_now_ns();
         if (time_ns - x->last_traffic_ns > spin_ns)
             return true;
         if (time_ns - begin_ns > LONGEST_RUN_NS)
@@ -396,9 +391,9 @@ bool fsx_exchange_run(struct fsx_exchange *x, uint64_t spin_ns) {
 
 /* ---- time ----------------------------------------------------------------------------------------------------- */
 
-void fsx_exchange_touch(struct fsx_exchange *x) { x->last_traffic_ns = now_ns(); }
+void fsx_exchange_touch(struct fsx_exchange *x) { x->last_traffic_ns = fsx_now_ns(); }
 
-uint64_t fsx_exchange_idle_ns(const struct fsx_exchange *x) { return now_ns() - x->last_traffic_ns; }
+uint64_t fsx_exchange_idle_ns(const struct fsx_exchange *x) { return fsx_now_ns() - x->last_traffic_ns; }
 
 void fsx_exchange_sleep(struct fsx_exchange *x, uint64_t ns) {
     /* First the flag, then the look: who submits after the look sees the flag. */

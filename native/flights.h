@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "chunk.h"
+#include "clock.h"
 #include "fetching.h"
 #include "pool.h"
 
@@ -153,11 +154,5 @@ void fsx_fetcher_launch(struct fsx_fetcher *f, struct fsx_flight *ready);
 
 /* What a lander does until the end; its argument is a struct fsx_lander. */
 void *fsx_lander_main(void *argument);
-
-static inline uint64_t fsx_flight_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 #endif

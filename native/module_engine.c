@@ -370,7 +370,7 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
         (unsigned long long)r->origin[o].fetches, (unsigned long long)r->origin[o].fetched_bytes
         result = Py_BuildValue(
             "{s:O,s:{s:(KKKK),s:(KKKK),s:(KKKK),s:(KKKK)},s:(KK),s:K,s:K,s:K,s:K,s:K,s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-            "s:(IIK),s:(KKKK),s:(KK)}",
+            "s:(IIK),s:(KKKK),s:(KK),s:(KKK)}",
             "operations", operations, "sources", "local", ORIGIN(FSX_LOCAL), "remote", ORIGIN(FSX_REMOTE), "shared",
             ORIGIN(FSX_SHARED), "cache", ORIGIN(FSX_CACHE), "verification", (unsigned long long)r->checked_chunks,
             (unsigned long long)r->checked_bytes, "direct_reads", (unsigned long long)r->direct, "forwarded",
@@ -383,7 +383,9 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
             (unsigned long long)cache.failed, "kernel", kernel.major, kernel.minor, (unsigned long long)kernel.flags,
             "outputs", (unsigned long long)counts->outputs.reads, (unsigned long long)counts->outputs.read_bytes,
             (unsigned long long)counts->outputs.writes, (unsigned long long)counts->outputs.written_bytes,
-            "read_ahead", (unsigned long long)counts->ahead.files, (unsigned long long)counts->ahead.wanted);
+            "read_ahead", (unsigned long long)counts->ahead.files, (unsigned long long)counts->ahead.wanted,
+            "watch", (unsigned long long)counts->watch.times, (unsigned long long)counts->watch.time_ns,
+            (unsigned long long)counts->watch.requests);
 #undef ORIGIN
     }
     Py_XDECREF(operations);

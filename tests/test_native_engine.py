@@ -179,6 +179,7 @@ MODES = {
         "content": "60",
         "ahead": "2000",
         "fetch": "2000",
+        "watch": "300",
         "socket": "60",
         "outputs": "10000",
         "mount": "1",
@@ -189,6 +190,7 @@ MODES = {
         "content": "5",
         "ahead": "600",
         "fetch": "800",
+        "watch": "100",
         "socket": "40",
         "outputs": "3000",
         "mount": "0.6",
@@ -198,6 +200,7 @@ MODES = {
         "content": "1",
         "ahead": "60",
         "fetch": "80",
+        "watch": "10",
         "socket": "12",
         "outputs": "200",
         "mount": "0.4",
@@ -220,7 +223,7 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
     parts = "engine ahead content chunk chunkcache answers request index pages latency device sending passing crossings"
-    parts += " fetching flights landing exchange slots pool operations writers"
+    parts += " fetching flights landing exchange slots pool operations writers watch"
     sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
     program = compile_c(folder / build, [*sources, WRAP, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])

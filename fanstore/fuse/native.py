@@ -412,6 +412,7 @@ class NativeEngine:
         major, minor, flags = raw.get("kernel", (0, 0, 0))
         reads, read_bytes, writes, written_bytes = raw.get("outputs", (0, 0, 0, 0))
         read_ahead, wanted = raw.get("read_ahead", (0, 0))
+        watches, watch_ns, watched = raw.get("watch", (0, 0, 0))
         forwarded, crossings = raw.get("forwarded", 0), raw.get("crossings", 0)
         return {
             "name": "native",
@@ -424,6 +425,7 @@ class NativeEngine:
             "malformed": raw.get("malformed", 0),
             "direct_reads": raw.get("direct_reads", 0),
             "read_ahead": {"files": read_ahead, "wanted": wanted},
+            "watch": {"times": watches, "time_ns": watch_ns, "requests": watched},
             "cache": raw.get("cache", {}),
             "outputs": {
                 "reads": reads,

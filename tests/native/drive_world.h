@@ -70,6 +70,7 @@ void drive_cache(uint32_t rounds);
 void drive_content(uint32_t rounds);
 void drive_ahead(uint32_t rounds);
 void drive_fetch(uint32_t rounds);
+void drive_watch(uint32_t rounds);
 void drive_socket(uint32_t rounds);
 void drive_outputs(uint32_t rounds, const char *where);
 /* In an empty directory, which is left empty. */

@@ -1,0 +1,14 @@
+/* clock.h: the time that only goes forward. */
+#ifndef FANSTORE_CLOCK_H
+#define FANSTORE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t fsx_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#endif
