@@ -66,4 +66,8 @@ void fsx_fill_times(struct fuse_attr *attr, int64_t mtime_ns);
  * forwarded, and Python refuses it; but a request for the content of an output fails with EIO. */
 enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_request *request, struct fsx_reply *reply);
 
+/* Is this done at once and by the engine alone, unless something goes wrong: from memory, or by a short call of the local
+ * page cache? */
+bool fsx_is_quick(enum fsx_verdict verdict, const struct fsx_reply *reply);
+
 #endif

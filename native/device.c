@@ -26,6 +26,14 @@ int fsx_device_clone(int device) {
     return clone;
 }
 
+void fsx_device_drop(int device) {
+    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (nothing < 0)
+        return;
+    dup3(nothing, device, O_CLOEXEC);
+    close(nothing);
+}
+
 void fsx_device_reply(int device, uint64_t unique, const void *data, size_t bytes, int error) {
     const int known = error >= 0 && error < 512 ? error : EIO; /* others the kernel does not take: the reader would wait */
     struct fuse_out_header head = {.len = (uint32_t)(sizeof head + bytes), .error = -known, .unique = unique};

@@ -11,6 +11,9 @@
 /* A further descriptor of the same connection; -1 with errno set. */
 int fsx_device_clone(int device);
 
+/* The descriptor stands for nothing from now on; its number stays taken, for threads that will still use it. */
+void fsx_device_drop(int device);
+
 /* One reply, with data or an errno. It may fail: ENOENT means that the request was taken back, its process was killed;
  * other errors mean that the connection is at its end, and the next read tells. */
 void fsx_device_reply(int device, uint64_t unique, const void *data, size_t bytes, int error);

@@ -1,11 +1,11 @@
 /* engine.c: see engine.h.
  *
- * Locks: `lock` guards what the kernel offered; crossings and outputs have their own. What a worker counts is its own, written without a lock and read by others as it happens to be: single 64-bit numbers.
+ * Locks: `lock` guards what the kernel offered; crossings and outputs have their own. What a worker counts is its own,
+ * written without a lock and read by others as it happens to be: single 64-bit numbers.
  */
 #include "engine.h"
-#include "device.h"
 #include "nanoseconds.h"
-#include "passing.h"
+#include "device.h"
 #include "sending.h"
 #include "writers.h"
 
@@ -48,6 +48,7 @@ struct worker {
     uint8_t *request; /* in the block, aligned to 8; of request_bytes */
     size_t request_bytes;
     struct fsx_hands hands;
+    struct fsx_watcher watcher;
     struct fsx_latency operations[FSX_OPERATIONS];
     uint64_t forwarded, crossings, interrupted, malformed;
 };
@@ -67,6 +68,7 @@ struct fsx_engine {
     struct fsx_writers writers;
     atomic_uint_least64_t init_unique; /* the INIT that pyfuse3 is to answer; 0 for none */
 
+    struct fsx_watch *watch;
     struct fsx_ahead *ahead;
     struct fsx_crossings *crossings;
     atomic_uint_least64_t crossed_late; /* reads that the fetcher has passed on */
@@ -195,12 +197,8 @@ static void interrupt(struct worker *worker, const struct fsx_request *request) 
 
 /* INIT: pyfuse3 answers it, the pump completes the answer. */
 static void observe_init(struct fsx_engine *engine, const struct fsx_request *request, uint64_t unique) {
-    struct fuse_init_in in = {0};
-    const size_t known = request->arg_bytes < sizeof in ? request->arg_bytes : sizeof in;
-    memcpy(&in, request->arg, known);
-    const uint64_t more_flags = (in.flags & FUSE_INIT_EXT) != 0 ? (uint64_t)in.flags2 << 32 : 0;
     pthread_mutex_lock(&engine->lock);
-    engine->kernel = (struct fsx_kernel){.major = in.major, .minor = in.minor, .flags = in.flags | more_flags};
+    engine->kernel = fsx_pass_offer(request);
     pthread_mutex_unlock(&engine->lock);
     atomic_store(&engine->init_unique, unique);
 }
@@ -322,13 +320,19 @@ static void handle(struct worker *worker, size_t bytes) {
         return;
     }
     if (request.opcode == FUSE_INTERRUPT) {
+        fsx_watch_slow(engine->watch);
         interrupt(worker, &request);
         return;
     }
     const struct fsx_ahead_ends ends = {worker, answer_read, read_elsewhere};
     struct fsx_reply reply = {.data = worker->hands.answer, .room = FSX_ANSWER_BYTES};
     bool done, first = false;
-    switch (fsx_answer(&engine->tree, &request, &reply)) {
+    const enum fsx_verdict verdict = fsx_answer(&engine->tree, &request, &reply);
+    if (fsx_is_quick(verdict, &reply))
+        fsx_watch_quick(engine->watch, request.thread, start_ns);
+    else
+        fsx_watch_slow(engine->watch);
+    switch (verdict) {
     case FSX_SILENCE:
         return;
     case FSX_FORWARD:
@@ -351,14 +355,10 @@ static void handle(struct worker *worker, size_t bytes) {
         }
         break;
     case FSX_CREATE:
-        done = fsx_writers_create(&engine->writers, &reply.wanted, reply.data, &reply.bytes, &first);
-        if (!told(engine, done, first)) {
-            forward(worker, &request, bytes);
-            return;
-        }
-        break;
     case FSX_CLOSE:
-        done = fsx_outputs_close(engine->tree.outputs, request.nodeid, &first);
+        done = verdict == FSX_CREATE
+                   ? fsx_writers_create(&engine->writers, &reply.wanted, reply.data, &reply.bytes, &first)
+                   : fsx_outputs_close(engine->tree.outputs, request.nodeid, &first);
         if (!told(engine, done, first)) {
             forward(worker, &request, bytes);
             return;
@@ -374,15 +374,17 @@ static void handle(struct worker *worker, size_t bytes) {
     count_operation(worker, request.opcode, reply.error, start_ns);
     if (file != 0)
         note_name(engine, request.nodeid);
-    if (expected)
+    if (expected) {
+        fsx_watch_slow(engine->watch);
         fsx_ahead_fetch(engine->ahead, file, &worker->hands, &ends);
+    }
 }
 
 static void *worker_main(void *argument) {
     struct worker *worker = argument;
     struct fsx_engine *engine = worker->engine;
     while (!atomic_load(&engine->stopping)) {
-        const ssize_t got = read(worker->device, worker->request, worker->request_bytes);
+        const ssize_t got = fsx_watch_read(engine->watch, &worker->watcher, worker->request, worker->request_bytes);
         if (got > 0) {
             handle(worker, (size_t)got);
             continue;
@@ -396,6 +398,7 @@ static void *worker_main(void *argument) {
         }
         break;
     }
+    fsx_watch_end(engine->watch);
     atomic_store(&worker->ended, true);
     atomic_store(&engine->ended, true);
     wake_python(engine);
@@ -415,6 +418,7 @@ static void free_engine(struct fsx_engine *engine) {
         fsx_hands_free(&worker->hands);
     }
     free(engine->workers);
+    fsx_watch_free(engine->watch);
     fsx_ahead_free(engine->ahead);
     fsx_crossings_free(engine->crossings);
     free(engine->packet);
@@ -434,6 +438,7 @@ static bool make_workers(struct fsx_engine *engine) {
         worker->number = i;
         worker->device = i == 0 ? fcntl(engine->settings.device, F_DUPFD_CLOEXEC, 0)
                                 : fsx_device_clone(engine->settings.device);
+        worker->watcher.device = worker->device;
         const bool writes = engine->tree.outputs != NULL;
         worker->request_bytes = writes ? OUTPUT_REQUEST_BYTES : FSX_PASS_BYTES;
         worker->block = aligned_alloc(PAGE, writes ? FSX_OUTPUT_WRITE_BYTES + 2 * PAGE : FSX_PASS_BYTES);
@@ -455,13 +460,14 @@ static struct fsx_engine *make_engine(const struct fsx_engine_settings *settings
     engine->settings.socket = fcntl(settings->socket, F_DUPFD_CLOEXEC, 0);
     engine->settings.wake = fcntl(settings->wake, F_DUPFD_CLOEXEC, 0);
     engine->workers = calloc(settings->workers, sizeof *engine->workers);
+    engine->watch = fsx_watch_new(settings->workers);
     engine->ahead = fsx_ahead_new(settings->content, settings->workers);
     engine->crossings = fsx_crossings_new(engine->settings.wake);
     engine->packet = aligned_alloc(4096, PACKET_BYTES);
     engine->sender = fsx_sender_new(engine->settings.socket, not_forwarded, engine);
     for (uint32_t i = 0; engine->workers != NULL && i < settings->workers; i++)
         engine->workers[i].device = -1;
-    if (engine->workers == NULL || engine->ahead == NULL || engine->crossings == NULL || engine->packet == NULL ||
+    if (engine->workers == NULL || engine->watch == NULL || engine->ahead == NULL || engine->crossings == NULL || engine->packet == NULL ||
         engine->sender == NULL || engine->settings.socket < 0 || engine->settings.wake < 0 || !make_workers(engine)) {
         const int error = errno;
         free_engine(engine);
@@ -544,20 +550,19 @@ void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *count
     counts->ahead = fsx_ahead_count(engine->ahead);
     if (engine->settings.names != NULL)
         counts->names = fsx_names_ahead_count(engine->settings.names);
+    counts->watch = fsx_watch_count(engine->watch);
 }
 
 /* Threads that hang keep the engine, but not the mount: with its last descriptor the kernel ends the connection, and
  * whoever waits is told. The numbers stay taken, because those threads will write to them. */
 static void drop_devices(struct fsx_engine *engine) {
-    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (uint32_t i = 0; nothing >= 0 && i < engine->settings.workers; i++)
-        dup3(nothing, engine->workers[i].device, O_CLOEXEC);
-    if (nothing >= 0)
-        close(nothing);
+    for (uint32_t i = 0; i < engine->settings.workers; i++)
+        fsx_device_drop(engine->workers[i].device);
 }
 
 bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms) {
     atomic_store(&engine->stopping, true);
+    fsx_watch_end(engine->watch);
     fsx_crossings_end(engine->crossings);
     struct fsx_fetcher *fetcher = engine->settings.fetcher;
     if (fetcher != NULL)

@@ -23,6 +23,8 @@
 #include "fetching.h"
 #include "namesahead.h"
 #include "operations.h"
+#include "passing.h"
+#include "watch.h"
 
 #define FSX_ENGINE_WORKERS_MAX 64u
 
@@ -33,6 +35,7 @@ struct fsx_engine_counts {
     struct fsx_output_counts outputs;
     struct fsx_ahead_counts ahead;
     struct fsx_names_ahead_counts names;
+    struct fsx_watch_counts watch;
     uint64_t forwarded, crossings, interrupted, malformed;
 };
 
@@ -46,12 +49,6 @@ struct fsx_engine_settings {
     int wake;                    /* an eventfd, readable when there are crossings or the engine has ended; duplicated */
     uint32_t workers;
     uint16_t max_background;
-};
-
-/* What the kernel offered when the connection began. */
-struct fsx_kernel {
-    uint32_t major, minor;
-    uint64_t flags;
 };
 
 struct fsx_engine;

@@ -64,7 +64,7 @@ static void landed(void *owner, int got, bool returned) {
     struct fsx_flight *flight = owner;
     struct fsx_fetcher *f = flight->fetcher;
     flight->returned = returned; /* nobody else looks at it yet */
-    flight->landed_ns = fsx_flight_now_ns();
+    flight->landed_ns = fsx_now_ns();
     const bool light = is_light(f, flight, got);
     pthread_mutex_lock(&f->lock);
     const bool unwanted = flight->state == FSX_GIVEN_UP || f->ending;
@@ -118,7 +118,7 @@ static const struct fsx_asker ASKER = {.landed = landed, .returned = memory_retu
 
 struct fsx_flight *fsx_fetcher_take_ready(struct fsx_fetcher *f) {
     struct fsx_flight *ready = NULL, **last = &ready;
-    const uint64_t now_ns = f->line.first != NULL ? fsx_flight_now_ns() : 0;
+    const uint64_t now_ns = f->line.first != NULL ? fsx_now_ns() : 0;
     f->place_free = false;
     if (f->ending)
         return NULL;
@@ -158,7 +158,7 @@ void fsx_fetcher_launch(struct fsx_fetcher *f, struct fsx_flight *ready) {
             landed(flight, FSX_NO_MEMORY, true);
             continue;
         }
-        flight->asked_ns = fsx_flight_now_ns();
+        flight->asked_ns = fsx_now_ns();
         fsx_exchange_submit(f->exchange, &(struct fsx_question){
             .asker = &ASKER, .owner = flight, .answer = memory, .message = message, .message_bytes = FSX_HEADER_BYTES,
             .answer_bytes = (int)chunk->stored_bytes, .peer = flight->peer});
@@ -190,7 +190,7 @@ static struct fsx_flight *claim(struct fsx_fetcher *f, uint32_t entry, uint32_t 
         return NULL;
     *flight = (struct fsx_flight){.fetcher = f, .state = FSX_CLAIMED, .entry = entry, .number = number, .partition = partition,
                               .chunk = chunk, .peer = peer, .readers = waiting, .last_reader = &waiting->next,
-                              .start_ns = fsx_flight_now_ns()};
+                              .start_ns = fsx_now_ns()};
     fsx_flight_enter_table(f, flight);
     return flight;
 }
@@ -264,7 +264,7 @@ static void give_up(struct fsx_fetcher *f, struct fsx_flight *flight) {
     if (flying) {
         fsx_flight_leave_large(f, flight); /* but not its place in the window, before it is answered */
         flight->state = FSX_GIVEN_UP;
-        fsx_latency_record(&f->answers, fsx_flight_now_ns() - flight->start_ns, true);
+        fsx_latency_record(&f->answers, fsx_now_ns() - flight->start_ns, true);
         fsx_flight_note(f, FSX_PEER_SILENT, flight);
         look_at_line(f);
     } else {
@@ -296,7 +296,7 @@ static void *clock_main(void *argument) {
             continue;
         }
         const uint64_t due_ns = oldest->start_ns + f->limit_ns;
-        if (due_ns <= fsx_flight_now_ns()) {
+        if (due_ns <= fsx_now_ns()) {
             give_up(f, oldest);
             continue;
         }

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "chunk.h"
+#include "nanoseconds.h"
 #include "fetching.h"
 #include "pool.h"
 
@@ -165,11 +166,5 @@ bool fsx_lander_check(struct fsx_lander *lander, struct fsx_flight *flight);
 /* Without it: answer all who wait for a flight that has landed, or let them cross over; it is gone then. `keep`: put it into
  * the cache. */
 void fsx_lander_settle(struct fsx_lander *lander, struct fsx_flight *flight, bool keep);
-
-static inline uint64_t fsx_flight_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 #endif

@@ -90,7 +90,7 @@ static void try_again(struct fsx_lander *lander, struct fsx_reader *reader) {
     struct fsx_fetcher *f = lander->fetcher;
     if (fsx_content_read(f->content, &lander->hands, reader->entry, reader->offset, reader->length)) {
         f->ends.answer(f->ends.context, reader, lander->hands.answer, 0);
-        fsx_latency_record(&lander->reads, fsx_flight_now_ns() - reader->start_ns, false);
+        fsx_latency_record(&lander->reads, fsx_now_ns() - reader->start_ns, false);
         return;
     }
     reader->attempt++;
@@ -115,7 +115,7 @@ static void answer_readers(struct fsx_lander *lander, const struct fsx_flight *f
         f->ends.answer(f->ends.context, reader, data + (reader->offset - begin), 0);
         FSX_COUNT(lander->hands.counts.origin[origin].reads, 1);
         FSX_COUNT(lander->hands.counts.origin[origin].bytes, reader->length);
-        fsx_latency_record(&lander->reads, fsx_flight_now_ns() - reader->start_ns, false);
+        fsx_latency_record(&lander->reads, fsx_now_ns() - reader->start_ns, false);
         origin = FSX_CACHE; /* it was fetched once */
         free(waiting);
     }

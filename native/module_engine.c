@@ -400,7 +400,7 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
         (unsigned long long)r->origin[o].fetches, (unsigned long long)r->origin[o].fetched_bytes
         result = Py_BuildValue(
             "{s:O,s:{s:(KKKK),s:(KKKK),s:(KKKK),s:(KKKK)},s:(KK),s:K,s:K,s:K,s:K,s:K,s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-            "s:(IIK),s:(KKKK),s:(KK),s:(KKK)}",
+            "s:(IIK),s:(KKKK),s:(KK),s:(KKK),s:(KKK)}",
             "operations", operations, "sources", "local", ORIGIN(FSX_LOCAL), "remote", ORIGIN(FSX_REMOTE), "shared",
             ORIGIN(FSX_SHARED), "cache", ORIGIN(FSX_CACHE), "verification", (unsigned long long)r->checked_chunks,
             (unsigned long long)r->checked_bytes, "direct_reads", (unsigned long long)r->direct, "forwarded",
@@ -415,7 +415,8 @@ static PyObject *engine_statistics(EngineObject *self, PyObject *unused) {
             (unsigned long long)counts->outputs.writes, (unsigned long long)counts->outputs.written_bytes,
             "read_ahead", (unsigned long long)counts->ahead.files, (unsigned long long)counts->ahead.wanted, "names_ahead",
             (unsigned long long)counts->names.listings, (unsigned long long)counts->names.names,
-            (unsigned long long)counts->names.directories);
+            (unsigned long long)counts->names.directories, "watch", (unsigned long long)counts->watch.times,
+            (unsigned long long)counts->watch.time_ns, (unsigned long long)counts->watch.requests);
 #undef ORIGIN
     }
     Py_XDECREF(operations);

@@ -72,6 +72,14 @@ size_t fsx_pass_forgets(const struct fsx_tree *tree, const struct fsx_request *r
     return bytes;
 }
 
+struct fsx_kernel fsx_pass_offer(const struct fsx_request *request) {
+    struct fuse_init_in in = {0};
+    const size_t known = request->arg_bytes < sizeof in ? request->arg_bytes : sizeof in;
+    memcpy(&in, request->arg, known);
+    const uint64_t more_flags = (in.flags & FUSE_INIT_EXT) != 0 ? (uint64_t)in.flags2 << 32 : 0;
+    return (struct fsx_kernel){.major = in.major, .minor = in.minor, .flags = in.flags | more_flags};
+}
+
 void fsx_pass_init(const struct fsx_tree *tree, uint8_t *packet, size_t bytes, uint64_t offered,
                    uint16_t max_background) {
     struct fuse_out_header head;

@@ -22,6 +22,14 @@ void fsx_pass_handle(uint8_t *arg, const struct fsx_request *request);
  * if the message says more than it has. */
 size_t fsx_pass_forgets(const struct fsx_tree *tree, const struct fsx_request *request, uint32_t *next, uint8_t *part);
 
+/* What the kernel offers when the connection begins. */
+struct fsx_kernel {
+    uint32_t major, minor;
+    uint64_t flags;
+};
+/* As INIT says it. */
+struct fsx_kernel fsx_pass_offer(const struct fsx_request *request);
+
 /* What pyfuse3 said to INIT, completed by what it has no words for. `offered`: flags of the kernel. */
 void fsx_pass_init(const struct fsx_tree *tree, uint8_t *packet, size_t bytes, uint64_t offered, uint16_t max_background);
 

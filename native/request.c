@@ -14,6 +14,7 @@ bool fsx_request_parse(const void *message, size_t bytes, struct fsx_request *re
         .unique = head.unique,
         .nodeid = head.nodeid,
         .opcode = head.opcode,
+        .thread = head.pid,
         .arg = (const uint8_t *)message + sizeof head,
         .arg_bytes = bytes - sizeof head,
     };

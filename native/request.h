@@ -15,6 +15,7 @@ struct fsx_request {
     uint64_t unique; /* 0 for none; the kernel's numbers are even, bit 0 marks an INTERRUPT of the same request */
     uint64_t nodeid;
     uint32_t opcode;
+    uint32_t thread; /* of the program that asks; 0 if it is the kernel itself, or one that it does not name */
     const uint8_t *arg; /* what follows the header */
     size_t arg_bytes;
 };

@@ -181,6 +181,7 @@ MODES = {
         "names": "20",
         "fetch": "2000",
         "fetch-few-cores": "2000",
+        "watch": "300",
         "socket": "60",
         "outputs": "10000",
         "mount": "1",
@@ -193,6 +194,7 @@ MODES = {
         "names": "10",
         "fetch": "800",
         "fetch-few-cores": "800",
+        "watch": "100",
         "socket": "40",
         "outputs": "3000",
         "mount": "0.6",
@@ -204,6 +206,7 @@ MODES = {
         "names": "1",
         "fetch": "80",
         "fetch-few-cores": "80",
+        "watch": "10",
         "socket": "12",
         "outputs": "200",
         "mount": "0.4",
@@ -226,7 +229,7 @@ def test_engine_drive(build: str, source: Path, prepared: Path, folder: Path) ->
     if build == "valgrind" and shutil.which("valgrind") is None:
         pytest.skip("valgrind is not installed")
     parts = "engine ahead content chunk chunkcache answers request index pages latency device sending passing crossings"
-    parts += " namesahead fetching flights landing exchange slots pool operations writers"
+    parts += " namesahead fetching flights landing exchange slots pool operations writers watch"
     sources = [NATIVE / f"{name}.c" for name in parts.split()] + sorted(NATIVE.glob("output*.c"))
     sources += [DRIVERS / "engine_drive.c", *sorted(DRIVERS.glob("drive_*.c"))]
     program = compile_c(folder / build, [*sources, WRAP, "-lxxhash", "-llz4", "-lpthread"], FLAGS[build])

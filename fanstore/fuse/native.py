@@ -426,6 +426,7 @@ class NativeEngine:
         reads, read_bytes, writes, written_bytes = raw.get("outputs", (0, 0, 0, 0))
         read_ahead, wanted = raw.get("read_ahead", (0, 0))
         listings, names, directories = raw.get("names_ahead", (0, 0, 0))
+        watches, watch_ns, watched = raw.get("watch", (0, 0, 0))
         forwarded, crossings = raw.get("forwarded", 0), raw.get("crossings", 0)
         return {
             "name": "native",
@@ -439,6 +440,7 @@ class NativeEngine:
             "direct_reads": raw.get("direct_reads", 0),
             "read_ahead": {"files": read_ahead, "wanted": wanted},
             "names_ahead": {"listings": listings, "names": names, "directories": directories},
+            "watch": {"times": watches, "time_ns": watch_ns, "requests": watched},
             "cache": raw.get("cache", {}),
             "outputs": {
                 "reads": reads,

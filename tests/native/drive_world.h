@@ -72,6 +72,7 @@ void drive_ahead(uint32_t rounds);
 /* As on a machine with so many cores. */
 void drive_fetch(uint32_t rounds, uint32_t cores);
 void drive_names(uint32_t rounds);
+void drive_watch(uint32_t rounds);
 void drive_socket(uint32_t rounds);
 void drive_outputs(uint32_t rounds, const char *where);
 /* In an empty directory, which is left empty. */

@@ -1,6 +1,6 @@
 /* engine_drive.c: drives the native engine with real partitions; built with sanitizers by test_native_engine.py.
  *
- *   engine_drive cache|content|ahead|names|fetch|socket|outputs ROUNDS INDEX SOURCE FOLDER PART...
+ *   engine_drive cache|content|ahead|names|fetch|fetch-few-cores|watch|socket|outputs ROUNDS INDEX SOURCE FOLDER PART...
  *   engine_drive mount SECONDS INDEX SOURCE FOLDER PART...       as root: FOLDER/mount is the mount point
  *   engine_drive hang 0 INDEX SOURCE FOLDER PART...               likewise
  *   engine_drive reader SECONDS:SEED INDEX SOURCE FOLDER         started by the one above: reads the mount
@@ -161,6 +161,8 @@ int main(int argc, char **argv) {
         drive_fetch((uint32_t)strtoul(argv[2], NULL, 10), 64);
     else if (strcmp(mode, "fetch-few-cores") == 0)
         drive_fetch((uint32_t)strtoul(argv[2], NULL, 10), 1);
+    else if (strcmp(mode, "watch") == 0)
+        drive_watch((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "socket") == 0)
         drive_socket((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "outputs") == 0)
