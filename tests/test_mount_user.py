@@ -19,7 +19,7 @@ from pathlib import Path
 
 import leftovers
 import pytest
-from mounting import LIMIT_S, needs_fuse, wait_until
+from mounting import LIMIT_S, lister_of, needs_fuse, wait_until
 from users import FUSE, account
 
 from fanstore.fuse.mounttable import find_mount
@@ -184,6 +184,15 @@ def test_background_and_umount(user: User, prepared: Path) -> None:
         assert mount is not None and mount.is_fanstore and mount.owner == user.number
         with pytest.raises(PermissionError):  # not even root may look, unless the user wants it
             os.listdir(point)
+        wait_until(lambda: lister_of(point) is not None, "start of the lister", log.read_text)
+        read = user.run("cksum", *(point / f"train/{number}" for number in range(5)))
+        assert read.returncode == 0, read.stderr
+
+        def names_ahead() -> int:
+            said = json.loads(user.fanstore("stat", point, "--json").stdout)
+            return int(said["engine"]["names_ahead"]["names"])
+
+        wait_until(lambda: names_ahead() == 10, "listing ahead", log.read_text)
         assert user.run("ls", point / "train").stdout.split() == [str(number) for number in range(10)]
         assert user.fanstore("stat", point).stdout.startswith(f"{prepared} on {point}\n")
     finally:
