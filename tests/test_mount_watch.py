@@ -5,7 +5,6 @@ Nothing is said of time. Where there is one processor nobody watches, and there 
 
 import contextlib
 import fcntl
-import functools
 import os
 import signal
 import subprocess
@@ -58,8 +57,8 @@ def watches(mounted: Mounted) -> dict[str, int]:
     return said
 
 
-def has_watched(mounted: Mounted) -> bool:
-    return watches(mounted)["times"] > 0
+def wait_watched(mounted: Mounted) -> None:
+    wait_until(lambda: watches(mounted)["times"] > 0, "a watch", mounted.evidence)
 
 
 @contextlib.contextmanager
@@ -114,7 +113,7 @@ def test_the_end_comes_in_a_watch(mount: Mount, prepared: Path, tmp_path: Path) 
         mounted = mount(prepared, "--scratch")
         said = tmp_path / f"said-{number}"
         with writer(mounted, said) as program:
-            wait_until(functools.partial(has_watched, mounted), "a watch", mounted.evidence)
+            wait_watched(mounted)
             wait_written(mounted, said, BURST)
             mounted.signal(signal.SIGTERM)
             assert mounted.wait_end() == 0, mounted.evidence()
@@ -122,9 +121,10 @@ def test_the_end_comes_in_a_watch(mount: Mount, prepared: Path, tmp_path: Path) 
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """One that can be stopped."""
-    image, path = tmp_path / "image", tmp_path / "disk"
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One that can be stopped, and that outlives the mount."""
+    directory = tmp_path_factory.mktemp("disk")
+    image, path = directory / "image", directory / "disk"
     path.mkdir()
     with open(image, "wb") as file:
         file.truncate(200 << 20)
@@ -132,7 +132,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True, timeout=LIMIT_S)
     (path / "local").mkdir()
     yield path
-    subprocess.run(["umount", str(path)], check=True, timeout=LIMIT_S)
+    subprocess.run(["umount", "-l", str(path)], check=True, timeout=LIMIT_S)
 
 
 @contextlib.contextmanager
@@ -150,13 +150,13 @@ def stopped(disk: Path) -> Iterator[None]:
 
 
 @needs_root
-def test_others_do_not_wait_for_a_disk_that_hangs(mount: Mount, prepared: Path, tmp_path: Path, disk: Path) -> None:
+def test_others_do_not_wait_for_a_disk_that_hangs(disk: Path, mount: Mount, prepared: Path, tmp_path: Path) -> None:
     """The one that watches is held up in a write, and everybody else was parked."""
     mounted = mount(prepared, "--scratch", local=disk / "local")
     said = tmp_path / "said"
     names = iter(range(FILES))
     with writer(mounted, said) as program:
-        wait_until(lambda: watches(mounted)["times"] > 0, "a watch", mounted.evidence)
+        wait_watched(mounted)
         for _ in range(8):
             wait_written(mounted, said, BURST)
             with stopped(disk):
