@@ -226,8 +226,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_driver(arguments: list[str], mount: Path) -> tuple[int, str, str]:
     """Exit code, and what it has said; its mount is gone afterwards.
 
-    A driver that was ended by its alarm may leave a thread in the hands of its own mount, and cannot be waited for before
-    that is aborted.
+    A driver that was ended by its alarm may leave a thread in the hands of its own mount: it cannot be waited for
+    before that is aborted.
     """
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
