@@ -62,6 +62,8 @@ class Program:
                 path = os.path.relpath(os.path.join(base, name), directory)
                 if path != "log":
                     self.files.append(path)
+        # Numbers of an earlier run are not given again: a folder would be renamed to one that is there.
+        self.count = max((int(name.rsplit("-", 1)[1]) for name in self.folders), default=0)
 
     def path(self, name: str) -> str:
         return str(self.directory / name)

@@ -42,6 +42,10 @@ def save(path: Path, synced: bool, **arrays: np.ndarray) -> str:
             os.fsync(file.fileno())
     digest = hashlib.sha256(new.read_bytes()).hexdigest()
     new.rename(path)
+    if synced:  # the name, too (docs/outputs.md)
+        directory = os.open(path.parent, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
     return digest
 
 
