@@ -224,9 +224,10 @@ bool fsx_ahead_expects(struct fsx_ahead *ahead, uint32_t entry) {
     return likely;
 }
 
-void fsx_ahead_fetch(struct fsx_ahead *ahead, uint32_t entry, struct fsx_hands *hands, const struct fsx_ahead_ends *ends) {
+/* Of a file that a disk has. */
+static void fetch(struct fsx_ahead *ahead, uint32_t entry, struct fsx_hands *hands, const struct fsx_ahead_ends *ends) {
     const uint32_t bytes = (uint32_t)fsx_content_index(ahead->content)->size[entry];
-    struct place *place = fsx_content_waits(ahead->content, entry) ? begin(ahead, entry, bytes) : NULL;
+    struct place *place = begin(ahead, entry, bytes);
     if (place == NULL)
         return;
     struct fsx_reader waiting;
@@ -241,6 +242,13 @@ void fsx_ahead_fetch(struct fsx_ahead *ahead, uint32_t entry, struct fsx_hands *
     fsx_content_count_read(hands, origin, waiting.length);
     ends->answer(ends->context, &waiting, hands->answer + waiting.offset);
     let_go(ahead, place, &waiting, &hands->answer);
+}
+
+bool fsx_ahead_fetch(struct fsx_ahead *ahead, uint32_t entry, struct fsx_hands *hands, const struct fsx_ahead_ends *ends) {
+    const bool waits = fsx_content_waits(ahead->content, entry);
+    if (waits)
+        fetch(ahead, entry, hands, ends);
+    return waits;
 }
 
 void fsx_ahead_read(struct fsx_ahead *ahead, const struct fsx_reader *reader, struct fsx_hands *hands,

@@ -39,8 +39,8 @@ void fsx_ahead_free(struct fsx_ahead *ahead);
 bool fsx_ahead_expects(struct fsx_ahead *ahead, uint32_t entry);
 
 /* Read a file that is expected to be asked for, unless it was meanwhile, lies in memory, or there is no place. May exchange
- * the hands' answer for another. Blocks on a disk. */
-void fsx_ahead_fetch(struct fsx_ahead *ahead, uint32_t entry, struct fsx_hands *hands, const struct fsx_ahead_ends *ends);
+ * the hands' answer for another. Blocks on a disk. Whether it is on a disk: if not, the LOOKUP was of no use. */
+bool fsx_ahead_fetch(struct fsx_ahead *ahead, uint32_t entry, struct fsx_hands *hands, const struct fsx_ahead_ends *ends);
 
 /* A READ, as fsx_content_read has it. It has ended when this returns, or is left with a thread that reads the file. */
 void fsx_ahead_read(struct fsx_ahead *ahead, const struct fsx_reader *reader, struct fsx_hands *hands,

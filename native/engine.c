@@ -372,12 +372,11 @@ static void handle(struct worker *worker, size_t bytes) {
     const bool expected = file != 0 && fsx_ahead_expects(engine->ahead, file);
     fsx_device_reply(worker->device, request.unique, reply.data, reply.error == 0 ? reply.bytes : 0, reply.error);
     count_operation(worker, request.opcode, reply.error, start_ns);
-    if (file != 0)
-        note_name(engine, request.nodeid);
-    if (expected) {
+    if (expected)
         fsx_watch_slow(engine->watch);
-        fsx_ahead_fetch(engine->ahead, file, &worker->hands, &ends);
-    }
+    /* Where a disk is to be waited for, it begins with the LOOKUP, and the round trip costs nothing. */
+    if (file != 0 && !(expected && fsx_ahead_fetch(engine->ahead, file, &worker->hands, &ends)))
+        note_name(engine, request.nodeid);
 }
 
 static void *worker_main(void *argument) {

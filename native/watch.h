@@ -24,8 +24,9 @@
  * soon as anybody is parked. Outside of a watch nobody is parked, and nothing here runs on its own: idle costs nothing.
  *
  * The one that asks reads with O_NONBLOCK, which is a property of its own clone of the device (or of the mount's own
- * descriptor, which only one thread reads), so that nobody else is concerned, and takes one call for a question and for its request. (With poll(2) and read(2) it would be two, and somebody who
- * is faster could leave it asleep.) It takes the flag back before it sleeps in read(2) again.
+ * descriptor, which only one thread reads), so that nobody else is concerned, and takes one call for a question and for its
+ * request. (With poll(2) and read(2) it would be two, and somebody who is faster could leave it asleep.) It takes the
+ * flag back before it sleeps in read(2) again.
  *
  * Owns who is parked, and when; not the threads, nor what is read. Any thread of the engine. `lock` guards beginning and
  * end, for a few assignments and the waking of all.

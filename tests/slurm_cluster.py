@@ -242,8 +242,8 @@ class SlurmCluster:
         (base / "etc/gres.conf").write_text(f"AutoDetect=off\nName=gpu File={base}/etc/gpu[0-{GPUS - 1}]\n")
 
     def mounted_in(self) -> set[Path]:
-        """The directories above those that all hosts share."""
-        return {parent for path in (self.directory, *self._shared) for parent in path.parents}
+        """The directories that all hosts share, and those above them."""
+        return {parent for path in (self.directory, *self._shared) for parent in (path, *path.parents)}
 
     def _start_host(self, name: str, address: str) -> None:
         """Make the namespaces of a host, and wait until its file systems are there."""
