@@ -198,11 +198,16 @@ def draw_staging_speed(record: dict[str, Any], path: Path) -> None:
 
 
 def draw_write_speed(record: dict[str, Any], path: Path) -> None:
-    figure, grid = pyplot.subplots(1, 2, figsize=(12, 3.2), squeeze=False, layout="constrained")
-    panels = (
-        ("large", "synced_s", "1 GiB, until on the disk", 0.8),
-        ("small", "closed_s", "10,000 files of 10 KB", 0.3),
-    )
+    known = {item["kind"] for item in record["summary"]}
+    panels = [
+        panel
+        for panel in (
+            ("large", "synced_s", "1 GiB, until on the disk", 0.8),
+            ("small", "closed_s", "10,000 files of 10 KB", 0.3),
+        )
+        if panel[0] in known
+    ]
+    figure, grid = pyplot.subplots(1, len(panels), figsize=(12, 3.2), squeeze=False, layout="constrained")
     for axes, (kind, name, title, aim) in zip(grid.flat, panels, strict=True):
         chosen = [item for item in record["summary"] if item["kind"] == kind]
         names = [item["contender"] for item in chosen]
