@@ -41,7 +41,6 @@ static void settle_here(struct fsx_fetcher *f, struct fsx_flight *flight, int go
     flight->state = FSX_LANDED;
     flight->got = got;
     fsx_flight_leave_window(f, flight);
-    atomic_store(&f->settling, 1);
     struct fsx_flight *ready = fsx_fetcher_take_ready(f);
     pthread_mutex_unlock(&f->lock);
     fsx_fetcher_launch(f, ready);
@@ -49,29 +48,11 @@ static void settle_here(struct fsx_fetcher *f, struct fsx_flight *flight, int go
     pthread_mutex_lock(&f->lock);
     f->owned--;
     pthread_mutex_unlock(&f->lock);
-    atomic_store(&f->settling, 0); /* last: who sees that may free the fetcher */
 }
 
-/* Is it light, and right? Damage is for a lander to report: to cross over may take time. */
-static bool is_light(struct fsx_fetcher *f, struct fsx_flight *flight, int got) {
-    pthread_mutex_lock(&f->lock);
-    const bool light = flight->state == FSX_FLYING && !f->ending && fsx_flight_is_light(f, flight, got);
-    pthread_mutex_unlock(&f->lock);
-    return light && fsx_lander_check(&f->here, flight);
-}
-
-static void landed(void *owner, int got, bool returned) {
-    struct fsx_flight *flight = owner;
-    struct fsx_fetcher *f = flight->fetcher;
-    flight->returned = returned; /* nobody else looks at it yet */
-    flight->landed_ns = fsx_now_ns();
-    const bool light = is_light(f, flight, got);
-    pthread_mutex_lock(&f->lock);
-    const bool unwanted = flight->state == FSX_GIVEN_UP || f->ending;
-    if (!unwanted && light && !fsx_flight_wants_part(flight)) {
-        settle_here(f, flight, got);
-        return;
-    }
+/* The lock is held, and let go of: all others, for a lander, or for nobody. */
+static void hand_over(struct fsx_fetcher *f, struct fsx_flight *flight, int got) {
+    const bool unwanted = flight->state == FSX_GIVEN_UP || f->ending, returned = flight->returned;
     if (!unwanted) {
         f->owned -= returned;
         arrive(f, flight, got);
@@ -93,6 +74,30 @@ static void landed(void *owner, int got, bool returned) {
     pthread_mutex_lock(&f->lock);
     f->owned--; /* last: who sees none owned may free the fetcher */
     pthread_mutex_unlock(&f->lock);
+}
+
+static void landed(void *owner, int got, bool returned) {
+    struct fsx_flight *flight = owner;
+    struct fsx_fetcher *f = flight->fetcher;
+    pthread_mutex_lock(&f->lock);
+    flight->returned = returned;
+    flight->landed_ns = fsx_now_ns();
+    const bool wanted = flight->state == FSX_FLYING && !f->ending;
+    if (!wanted || !fsx_flight_is_light(f, flight, got)) {
+        hand_over(f, flight, got);
+        return;
+    }
+    /* Only the exchange's thread gets here: others bring no bytes. Until the end of this, engine and content stay. */
+    atomic_store(&f->settling, 1);
+    pthread_mutex_unlock(&f->lock);
+    const bool right = fsx_lander_check(&f->here, flight);
+    pthread_mutex_lock(&f->lock);
+    /* Damage is for a lander to report: to cross over may take time. */
+    if (right && flight->state == FSX_FLYING && !f->ending && !fsx_flight_wants_part(flight))
+        settle_here(f, flight, got);
+    else
+        hand_over(f, flight, got);
+    atomic_store(&f->settling, 0); /* last: who sees that may free the fetcher */
 }
 
 static void memory_returned(void *owner) {

@@ -54,8 +54,8 @@ int fsx_names_ahead_use(struct fsx_names_ahead *names, int socket, uint64_t most
 /* From now on, order nothing. The process at the other end sees the end of its socket. */
 void fsx_names_ahead_end(struct fsx_names_ahead *names);
 
-/* A regular file of this directory of the dataset was looked up; the directory has no outputs. To be called after the
- * kernel was answered. Never blocks. */
+/* A regular file of this directory of the dataset was looked up, and not read from a disk meanwhile (ahead.h); the
+ * directory has no outputs. To be called after the kernel was answered. Never blocks. */
 void fsx_names_ahead_note(struct fsx_names_ahead *names, uint32_t directory);
 
 struct fsx_names_ahead_counts fsx_names_ahead_count(struct fsx_names_ahead *names);

@@ -7,12 +7,14 @@ dies, names are not listed ahead, and nobody notices but for the time it takes. 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 import socket
 import subprocess
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import trio
 
@@ -31,6 +33,9 @@ PROGRAM = Path(_native.__file__).with_name("fanstore-names")
 NAME_BYTES = 1300
 #: Names that are listed ahead have this part of the memory at most.
 MEMORY_PART = 16
+
+#: Descriptors that must be left for files and for the program that is to run: this is only for speed.
+SPARE_DESCRIPTORS = 64
 
 #: Seconds for the process to end once it was killed: one slice of a listing that it is in.
 END_LIMIT_S = 1.0
@@ -64,16 +69,14 @@ class Lister:
         if not self._wanted:
             return
         try:
-            pidfd = self._start(point)
+            said = self._start(point)
         except OSError as error:
             log.info("names are not listed ahead: %s", error)
             self._orders.end_listing()
             self._ended.set()
             return
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+        with said:
+            await trio.lowlevel.wait_readable(said)  # it says nothing: that is its end
         self._ended.set()
         self._orders.end_listing()
         if self._wanted and self._process is not None:
@@ -84,19 +87,21 @@ class Lister:
                 extra=NOTABLE,
             )
 
-    def _start(self, point: Path) -> int:
-        """Start it; a pidfd. Raises OSError.
+    def _start(self, point: Path) -> IO[bytes]:
+        """Start it; its standard output, which ends with it. (A pidfd needs Linux 5.3.) Raises OSError.
 
         On the main thread, not on a worker: the kernel ends the process together with the thread that has started it.
         """
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/proc/self/fd")) < SPARE_DESCRIPTORS:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        nowhere = subprocess.DEVNULL
         with ours, theirs:
             self._orders.list_with(ours.fileno(), usable_bytes() // MEMORY_PART // NAME_BYTES)
             self._process = subprocess.Popen(
-                [PROGRAM, point], stdin=theirs.fileno(), stdout=nowhere, stderr=nowhere, cwd="/"
+                [PROGRAM, point], stdin=theirs.fileno(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
             )
-        return os.pidfd_open(self._process.pid)
+        assert self._process.stdout is not None
+        return self._process.stdout
 
     async def end(self) -> None:
         """End it, before the mount is taken away, which it would keep busy."""
