@@ -179,6 +179,6 @@ PyObject *fsx_engine_end_turn(EngineObject *self, PyObject *args) {
     struct fsx_births *births = births_of(self);
     if (births == NULL || !PyArg_ParseTuple(args, "KL", &next_inode, &journal_end))
         return NULL;
-    fsx_births_set(births, next_inode, journal_end);
+    fsx_outputs_end_turn(outputs_of(self), next_inode, journal_end);
     Py_RETURN_NONE;
 }

@@ -1,5 +1,6 @@
 /* outputfiles.c: see outputfiles.h. */
 #include "outputfiles.h"
+#include "outputstock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,6 +25,7 @@ struct kept {
 
 struct fsx_output_files {
     int directory;
+    struct fsx_output_stock *stock;
     pthread_mutex_t lock; /* guards what follows */
     uint64_t turn;
     uint64_t drops; /* so far; what was opened before one must not be kept after it */
@@ -35,8 +37,11 @@ struct fsx_output_files *fsx_output_files_new(int directory) {
     if (files == NULL)
         return NULL;
     files->directory = fcntl(directory, F_DUPFD_CLOEXEC, 0);
-    if (files->directory < 0) {
+    files->stock = files->directory < 0 ? NULL : fsx_output_stock_new(files->directory);
+    if (files->stock == NULL) {
         const int error = errno;
+        if (files->directory >= 0)
+            close(files->directory);
         free(files);
         errno = error;
         return NULL;
@@ -50,6 +55,7 @@ struct fsx_output_files *fsx_output_files_new(int directory) {
 void fsx_output_files_free(struct fsx_output_files *files) {
     if (files == NULL)
         return;
+    fsx_output_stock_free(files->stock);
     for (uint32_t i = 0; i < KEPT; i++)
         if (files->kept[i].fd >= 0)
             close(files->kept[i].fd);
@@ -156,10 +162,13 @@ void fsx_output_files_release(struct fsx_output_files *files, const struct fsx_o
 }
 
 int fsx_output_files_make(struct fsx_output_files *files, uint64_t inode, struct stat *facts) {
-    const int fd = open_file(files, inode, O_CREAT | O_EXCL);
+    int fd = fsx_output_stock_take(files->stock, inode);
+    const bool ahead = fd >= 0;
+    if (!ahead)
+        fd = open_file(files, inode, O_CREAT | O_EXCL);
     if (fd < 0)
         return errno;
-    if (fstat(fd, facts) != 0) {
+    if ((ahead && futimens(fd, NULL) != 0) || fstat(fd, facts) != 0) {
         const int error = errno;
         close(fd);
         fsx_output_files_unmake(files, inode);
@@ -174,6 +183,10 @@ int fsx_output_files_make(struct fsx_output_files *files, uint64_t inode, struct
         close(spare);
     fsx_output_files_release(files, &use);
     return 0;
+}
+
+void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode) {
+    fsx_output_stock_skip(files->stock, inode);
 }
 
 void fsx_output_files_unmake(struct fsx_output_files *files, uint64_t inode) {

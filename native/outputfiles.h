@@ -1,9 +1,9 @@
 /* outputfiles.h: descriptors of the files that hold the content of outputs, kept open for the next request.
  *
  * The content of output I is the file with the name I, in hexadecimal, in the directory of objects, if it is on this node
- * at all. Python makes and removes these files, but for new ones of
- * outputbirths.h. Owns the descriptors; one that is in use is never closed. Any thread; one
- * lock, never held during a system call.
+ * at all. Python makes and removes these files, but for new ones of outputbirths.h, some of which are made ahead
+ * (outputstock.h). Owns the descriptors; one that is in use is never closed. Any thread; one lock, never held during a
+ * system call.
  */
 #ifndef FANSTORE_OUTPUTFILES_H
 #define FANSTORE_OUTPUTFILES_H
@@ -28,8 +28,10 @@ void fsx_output_files_free(struct fsx_output_files *files);
 int fsx_output_files_use(struct fsx_output_files *files, uint64_t inode, struct fsx_output_use *use);
 void fsx_output_files_release(struct fsx_output_files *files, const struct fsx_output_use *use);
 
-/* Make the file of a new output, empty; what stat says of it. 0 or an errno. */
+/* Make the file of a new output, empty; what stat says of it. 0 or an errno. One thread at a time, as for the next. */
 int fsx_output_files_make(struct fsx_output_files *files, uint64_t inode, struct stat *facts);
+/* New outputs will have this number or a higher one. */
+void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode);
 /* It is not to be: remove it, and forget its descriptor. */
 void fsx_output_files_unmake(struct fsx_output_files *files, uint64_t inode);
 

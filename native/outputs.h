@@ -96,6 +96,8 @@ bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wa
 bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first);
 /* Files that were created, for Python; NULL if it decides on all. */
 struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs);
+/* The end of a turn of Python's, as fsx_births_set. */
+void fsx_outputs_end_turn(struct fsx_outputs *outputs, uint64_t next_inode, int64_t journal_end);
 
 /* As fsx_output_files_drop. */
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode);

@@ -7,25 +7,20 @@ the saver's own steps is up to the threads of the moment.
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import core_parts
-import mounting
 import pytest
 import trio
+from core_written import prepare_in, wait_saved, written
 
-from fanstore.core.journal import Journal, Owner
-from fanstore.core.objects import Objects
-from fanstore.core.outputs import Outputs, OutputSettings
+from fanstore.core.outputs import Outputs
 from fanstore.core.outputtree import Output, RefusedError
 from fanstore.core.shelf import Shelf, Wanted
 
 NAMES = (b"a", b"b", b"c", b"data")
-LIMIT_S = 20.0
 FAILING = ("publish", "make_directory", "make_symlink", "rename", "remove", "sync")
 
 
@@ -135,27 +130,9 @@ class Writer:
             await self.outputs.set_xattr(output.inode, b"user.note", self.random.randbytes(5))
 
 
-@contextmanager
-def written(prepared: Path, directory: Path, shelf: Shelf) -> Iterator[Outputs]:
-    """Outputs of a job of one node."""
-    with core_parts.opened(prepared) as parts:
-        owner = Owner("job", 0, str(shelf.directory), ".fanstore-job")
-        objects = Objects(directory / "objects")
-        journal = Journal.make(directory / "journal", owner)
-        shelf.open()
-        try:
-            yield Outputs(parts.namespace, None, objects, journal, shelf, OutputSettings())
-        finally:
-            journal.close()
-            objects.close()
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("outputs")
-    (directory / "source/data").mkdir(parents=True)
-    (directory / "source/data/file").write_text("x")
-    return mounting.prepare(directory / "source", directory / "d.fan")
+    return prepare_in(tmp_path_factory.mktemp("outputs"))
 
 
 def expected(outputs: Outputs) -> dict[bytes, tuple[object, ...]]:
@@ -190,17 +167,6 @@ def standing(root: Path) -> dict[bytes, tuple[object, ...]]:
             found[os.path.relpath(path, top)] = (status.st_mode, time_ns, content, note)
     found.pop(b"data", None)  # of the dataset, if something was written there
     return found
-
-
-async def wait_saved(outputs: Outputs) -> None:
-    assert outputs.saver is not None
-    with trio.move_on_after(LIMIT_S):
-        while outputs.saver.pending()[0]:
-            await outputs.saver.wait_progress()
-        return
-    tree = outputs.tree
-    left = list(tree.unsaved())
-    pytest.fail(f"not saved: {left}, of\n" + "\n".join(map(str, tree.outputs.values())))
 
 
 async def pause(random: Random) -> None:

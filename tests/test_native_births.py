@@ -1,11 +1,13 @@
 """CREATE without Python: new files of a job of one node, in the messages between the kernel, the engine and Python."""
 
 import errno
+import gc
 import os
 import stat
 import struct
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fuse_wire as wire
@@ -157,6 +159,67 @@ def test_as_many_as_python_can_take_at_once(creating: OutputEngine) -> None:
     assert wire.entry(create(creating, FOLDER, b"too many").data)["nodeid"] == A + 4096
 
 
+# --- files that are made ahead ---
+
+
+def numbers_in(objects: Path) -> set[int]:
+    return {int(file.name, 16) for file in objects.iterdir()}
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def test_files_are_made_ahead(creating: OutputEngine) -> None:
+    """While many are created; each is as new as its output, and numbers that Python gives are left to it."""
+    for number in range(10):
+        assert create(creating, FOLDER, b"%d" % number).error == 0
+    assert numbers_in(creating.objects) == set(range(A, A + 10)), "not before there were some"
+    for number in range(10, 40):
+        assert create(creating, FOLDER, b"%d" % number).error == 0
+    wait_for(lambda: len(numbers_in(creating.objects)) > 100, "nothing is made ahead")
+    ahead = max(numbers_in(creating.objects))
+    assert all(creating.object(number).stat().st_size == 0 for number in range(A + 40, ahead + 1))
+
+    os.utime(creating.object(A + 40), ns=(7, 7))
+    entry = wire.entry(create(creating, FOLDER, b"40").data)
+    assert entry["nodeid"] == A + 40
+    assert entry["mtime"] * 10**9 + entry["mtimensec"] == creating.object(A + 40).stat().st_mtime_ns
+    assert abs(entry["mtime"] - time.time()) < LIMIT_S, "it is as old as its file"
+
+    assert len(creating.engine.begin_turn()[0]) == 41
+    creating.engine.end_turn(A + 44, -1)
+    assert not numbers_in(creating.objects) & {A + 41, A + 42, A + 43}, "Python makes its files itself"
+    assert A + 44 in numbers_in(creating.objects)
+    creating.engine.begin_turn()
+    creating.engine.end_turn(A + 100_000, -1)
+    wait_for(lambda: max(numbers_in(creating.objects)) < A + 44, "they will never be asked for")
+    assert wire.entry(create(creating, FOLDER, b"far").data)["nodeid"] == A + 100_000
+    assert creating.write(A + 100_000, 0, b"content") == 7
+
+
+def test_files_that_nobody_asks_for_are_removed(creating: OutputEngine) -> None:
+    for number in range(20):
+        create(creating, FOLDER, b"%d" % number)
+    wait_for(lambda: len(numbers_in(creating.objects)) > 100, "nothing is made ahead")
+    wait_for(lambda: numbers_in(creating.objects) == set(range(A, A + 20)), "they stay")
+    assert wire.entry(create(creating, FOLDER, b"later").data)["nodeid"] == A + 20
+
+
+def test_the_end_removes_files_that_were_made_ahead(prepared: Path, objects: Path) -> None:
+    with output_engine(prepared, objects) as engine:
+        allow(engine)
+        for number in range(20):
+            create(engine, FOLDER, b"%d" % number)
+        wait_for(lambda: len(numbers_in(objects)) > 100, "nothing is made ahead")
+    del engine
+    gc.collect()
+    assert numbers_in(objects) == set(range(A, A + 20))
+
+
 # --- with --output ---
 
 
@@ -261,7 +324,7 @@ def test_a_journal_that_cannot_be_written(prepared: Path, objects: Path, disk: P
         while create(engine, ROOT, b"%200d" % created).error == 0:
             created += 1
         assert engine.passed_on(wire.CREATE, ROOT)
-        assert created == len(engine.engine.take_births()) == len(list(objects.iterdir()))
+        assert created == len(engine.engine.take_births()) == sum(n < A + created for n in numbers_in(objects))
         assert [operation[2] for operation in operations(disk / "journal")] == [b"%200d" % n for n in range(created)]
         assert engine.ask(wire.LOOKUP, ROOT, b"%200d\0" % created).error == 0, "there is no such name"
         (disk / "fill").unlink()

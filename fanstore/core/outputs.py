@@ -206,7 +206,7 @@ class Outputs:
             "files": len(files),
             "directories": sum(output.is_directory for output in named),
             "bytes": sum(self._attributes_of(output).size for output in files),
-            "being_written": sum(map(self.objects.is_changed, self.objects.all())) if self.waits else 0,
+            "being_written": self._count_changed() if self.waits else 0,
             "directory": None if self._shelf is None else str(self._shelf.directory),
         }
         if self.saver is not None:
@@ -219,6 +219,10 @@ class Outputs:
                 "trouble": self.saver.trouble.reason or None,
             }
         return result
+
+    def _count_changed(self) -> int:
+        """Contents here that were not made known as they are; files that were made ahead are no contents yet."""
+        return sum(self.tree.knew(inode) and self.objects.is_changed(inode) for inode in self.objects.all())
 
     # --- Follower: operations, in the order that all nodes have ---
 

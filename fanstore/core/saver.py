@@ -10,6 +10,7 @@ for ever, with growing pauses; what is pending stays pending. Trio thread; the s
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from fanstore.core.events import NOTABLE
 from fanstore.core.objects import Objects, Stamp
 from fanstore.core.outputtree import Effect, Output, OutputTree, RefusedError
 from fanstore.core.placer import Decide, Placer, in_thread
+from fanstore.core.rush import SMALL_BYTES, Rush
 from fanstore.core.shelf import Shelf, ShorterError, Wanted
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Saver:
 
     Attributes:
         trouble: why something does not go on.
+        _hurried: of those that are to be copied, the ones that do not wait for the end of a rush (rush.py).
         _failing: outputs that could not be saved at the last attempt; _held: when they are tried again.
     """
 
@@ -70,7 +73,9 @@ class Saver:
         self._pauses_s: dict[int, float] = {}
         self._held: dict[int, tuple[float, float]] = {}
         self._stamps: dict[int, tuple[Stamp | None, float]] = {}
+        self._rush = Rush()
         self._to_copy: dict[int, None] = {}
+        self._hurried: set[int] = set()
         self._to_place: dict[int, None] = {}
         self._copying: set[int] = set()
         self._woken = trio.Event()
@@ -105,10 +110,18 @@ class Saver:
             return
         if self._wants_copy(output):
             self._to_copy[inode] = None
+            if self._is_hurried(inode):
+                self._hurried.add(inode)
+            self._woken.set()
+            if output.standing is None and output.going is None:
+                return  # there is nothing yet that could have a name
         if inode not in self._held:
             self._to_place[inode] = None
-        self._woken.set()
         self._named.set()
+
+    def _is_hurried(self, inode: int) -> bool:
+        stamp, _ = self._stamps.get(inode, (None, 0.0))
+        return stamp is None or stamp.size > SMALL_BYTES
 
     def _wants_copy(self, output: Output) -> bool:
         if output.place is None or not output.is_file or output.holder != self._rank:
@@ -118,7 +131,9 @@ class Saver:
 
     def expect(self, inode: int, stamp: Stamp, urgent: bool) -> None:
         """This node makes a content known; ``urgent``: copy it at once, even if it changes meanwhile (fsync)."""
-        self._stamps[inode] = (None, 0.0) if urgent else (stamp, time.monotonic() + QUIET_S)
+        now_s = time.monotonic()
+        self._rush.note(now_s)
+        self._stamps[inode] = (None, 0.0) if urgent else (stamp, now_s + QUIET_S)
         self._enqueue(inode)
 
     def touched(self, inode: int, before: Stamp, after: Stamp) -> None:
@@ -197,13 +212,16 @@ class Saver:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._place_all)
             while True:
-                for inode in list(self._to_copy):
+                rush_s = self._rush.left_s(time.monotonic())
+                for inode in list(self._hurried if rush_s else self._to_copy):
                     if inode not in self._copying:
                         del self._to_copy[inode]
+                        self._hurried.discard(inode)
                         self._copying.add(inode)
                         nursery.start_soon(self._copy, inode)
                 self._woken = trio.Event()
-                await self._woken.wait()
+                with trio.move_on_after(rush_s or math.inf):
+                    await self._woken.wait()
 
     async def _copy(self, inode: int) -> None:
         """Copy one content, until it is copied or need not be."""
@@ -339,7 +357,7 @@ class Saver:
         for inode in [inode for inode, (due, _) in self._held.items() if due <= now]:
             del self._held[inode]
             self._enqueue(inode)
-            if inode not in self._to_place:
+            if inode not in self._to_place and inode not in self._to_copy:
                 self._succeed(inode)  # it was removed meanwhile
 
     # --- after a death ---

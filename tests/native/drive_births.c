@@ -95,7 +95,7 @@ static void *inherit_main(void *argument) {
         take_over(heir, count, taken);
         if (round % 2 == 0) { /* Python makes something itself */
             heir->next++;
-            fsx_births_set(births, heir->next, fsx_births_journal_end(births));
+            fsx_outputs_end_turn(heir->outputs, heir->next, fsx_births_journal_end(births));
         } else {
             fsx_births_end(births);
         }
@@ -125,7 +125,7 @@ void drive_births(uint32_t rounds, int folder) {
     check(!fsx_outputs_create(outputs, &wanted, &created), "created before Python has said so");
     struct heir heir = {.outputs = outputs, .next = FSX_OUTPUT_FIRST};
     fsx_births_begin(fsx_outputs_births(outputs));
-    fsx_births_set(fsx_outputs_births(outputs), heir.next, 0);
+    fsx_outputs_end_turn(outputs, heir.next, 0);
     check(!fsx_outputs_create(outputs, &wanted, &created), "created in a directory that is not there");
     check(fsx_outputs_describe(outputs, &card), "no memory");
     atomic_store(&creating, true);
@@ -151,6 +151,7 @@ void drive_births(uint32_t rounds, int folder) {
     /* A record of either kind has some sixty bytes. */
     check((uint64_t)facts.st_size > 40 * (made + closed) && (uint64_t)facts.st_size < 100 * (made + closed), "not noted");
     fsx_outputs_free(outputs);
+    check(count_objects(folder, heir.next, heir.next + 4096) == 0, "files that were made ahead are left");
     close(journal);
     check_call(unlinkat(folder, "journal", 0) == 0, "journal");
 }

@@ -1,0 +1,31 @@
+/* outputstock.h: empty files for the content of outputs to come, made ahead by a thread of its own.
+ *
+ * To make an empty file takes a disk's file system longer than everything else that a new output costs. Numbers of outputs
+ * follow one another, and so do the names of their files, so while a program creates one after the other, the files of the
+ * next ones can be made meanwhile, on a core that would otherwise wait. The thread begins after some creations in a row;
+ * when nobody has asked for a while, it removes what is left, and sleeps. It is started when it is first needed.
+ *
+ * Owns the files from the one with the lowest number that may still be asked for, and their descriptors, until they are taken.
+ * One taker at a time (outputbirths.h: in a turn).
+ */
+#ifndef FANSTORE_OUTPUTSTOCK_H
+#define FANSTORE_OUTPUTSTOCK_H
+
+#include <stdint.h>
+
+struct fsx_output_stock;
+
+/* `directory` is the caller's, and must stay open. NULL without memory. */
+struct fsx_output_stock *fsx_output_stock_new(int directory);
+/* Nobody may use it any more. Removes what is left. A thread that hangs in a call of a dead disk is left alone after a
+ * while, with its memory. NULL is allowed. */
+void fsx_output_stock_free(struct fsx_output_stock *stock);
+
+/* The file of the next output, which has this number, and none that was asked for before: its descriptor, which is the
+ * caller's from now on. -1 if there is none, and then nobody else makes it. Waits for it if it is just being made. */
+int fsx_output_stock_take(struct fsx_output_stock *stock, uint64_t inode);
+
+/* The next output will have this number, or a higher one; those below that were not taken are somebody else's to make. */
+void fsx_output_stock_skip(struct fsx_output_stock *stock, uint64_t inode);
+
+#endif
