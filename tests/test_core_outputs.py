@@ -16,8 +16,9 @@ import pytest
 import trio
 from core_written import prepare_in, wait_saved, written
 
+from fanstore.core.output import Output
 from fanstore.core.outputs import Outputs
-from fanstore.core.outputtree import Output, RefusedError
+from fanstore.core.outputtree import RefusedError
 from fanstore.core.shelf import Shelf, Wanted
 
 NAMES = (b"a", b"b", b"c", b"data")

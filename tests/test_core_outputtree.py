@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import pytest
 
 from fanstore.core.journal import Journal, Owner, read_journal
-from fanstore.core.outputtree import OutputTree, Place, RefusedError, parents
+from fanstore.core.output import Place
+from fanstore.core.outputtree import OutputTree, RefusedError, parents
 from fanstore.core.recovery import Remembered
 
 T = TypeVar("T")

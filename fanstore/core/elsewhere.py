@@ -14,7 +14,8 @@ import trio
 
 from fanstore.core.council import OUTPUT_QUESTION
 from fanstore.core.objects import Objects
-from fanstore.core.outputtree import SHARED, Output, OutputTree, RefusedError
+from fanstore.core.output import SHARED, Output
+from fanstore.core.outputtree import OutputTree, RefusedError
 from fanstore.core.placer import in_thread
 from fanstore.core.shelf import Shelf
 from fanstore.transport.peers import PeerError, Peers

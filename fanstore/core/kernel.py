@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fanstore.core.namespace import Attributes
-from fanstore.core.outputtree import Output, Place
+from fanstore.core.output import Output, Place
 
 
 class Kernel(Protocol):

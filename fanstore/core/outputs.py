@@ -30,16 +30,8 @@ from fanstore.core.journal import Journal
 from fanstore.core.kernel import Kernel
 from fanstore.core.namespace import Attributes, Child, Namespace
 from fanstore.core.objects import Objects
-from fanstore.core.outputtree import (
-    END_OUTPUT,
-    FIRST_OUTPUT,
-    Effect,
-    Operation,
-    Output,
-    OutputTree,
-    RefusedError,
-    parents,
-)
+from fanstore.core.output import END_OUTPUT, FIRST_OUTPUT, Output
+from fanstore.core.outputtree import Effect, Operation, OutputTree, RefusedError, parents
 from fanstore.core.saver import Saver
 from fanstore.core.shelf import Found, Shelf
 from fanstore.ids import Inode

@@ -20,17 +20,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from fanstore.core.outputtree import (
-    FIRST_OUTPUT,
-    PARKED,
-    Going,
-    Operation,
-    Output,
-    OutputTree,
-    Place,
-    RefusedError,
-    Standing,
-)
+from fanstore.core.output import FIRST_OUTPUT, Going, Output, Place, Standing
+from fanstore.core.outputtree import PARKED, Operation, OutputTree, RefusedError
 from fanstore.core.shelf import PARKED_ENDING, Shelf
 
 log = logging.getLogger(__name__)

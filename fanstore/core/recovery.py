@@ -22,7 +22,8 @@ import trio
 
 from fanstore.core.journal import JOURNAL_NAME, Journal, Owner, read_journal, read_owner
 from fanstore.core.objects import Objects
-from fanstore.core.outputtree import NAME_BYTES, Operation, Output, OutputTree, RefusedError
+from fanstore.core.output import Output
+from fanstore.core.outputtree import NAME_BYTES, Operation, OutputTree, RefusedError
 from fanstore.core.saver import Saver
 from fanstore.core.shelf import Shelf, Wanted
 from fanstore.errors import FanstoreError

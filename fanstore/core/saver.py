@@ -20,7 +20,8 @@ import trio
 from fanstore.core.courier import Courier
 from fanstore.core.events import NOTABLE
 from fanstore.core.objects import Objects, Stamp
-from fanstore.core.outputtree import Effect, Output, OutputTree, RefusedError
+from fanstore.core.output import Output
+from fanstore.core.outputtree import Effect, OutputTree, RefusedError
 from fanstore.core.placer import Decide, Placer, in_thread
 from fanstore.core.rush import SMALL_BYTES, Rush
 from fanstore.core.shelf import Shelf, ShorterError, Wanted

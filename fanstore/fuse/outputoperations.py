@@ -19,8 +19,8 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 
 from fanstore.core.control import ControlDirectory
 from fanstore.core.namespace import BLOCK_BYTES, Attributes, Namespace
+from fanstore.core.output import FIRST_OUTPUT, Output, Place
 from fanstore.core.outputs import Outputs
-from fanstore.core.outputtree import FIRST_OUTPUT, Output, Place
 from fanstore.core.reader import Reader
 from fanstore.core.statistics import Statistics
 from fanstore.fuse.operations import CACHE_S, FanstoreOperations, handler, to_entry

@@ -22,8 +22,8 @@ from fanstore.core.joblock import JobDirectory
 from fanstore.core.journal import JOURNAL_NAME, Journal, Owner
 from fanstore.core.node import Node
 from fanstore.core.objects import Objects
+from fanstore.core.output import Output
 from fanstore.core.outputs import Outputs, OutputSettings
-from fanstore.core.outputtree import Output
 from fanstore.core.recovery import OBJECTS_NAME
 from fanstore.core.saver import Saver
 from fanstore.core.shelf import COPIES_PREFIX, Found, Shelf
