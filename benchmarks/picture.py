@@ -458,7 +458,7 @@ def draw_cached_once(record: dict[str, Any], path: Path) -> None:
 
 def draw_profile_reads(record: dict[str, Any], path: Path) -> None:
     states = list(dict.fromkeys(item["state"] for item in record["profiles"]))
-    shades = pyplot.get_cmap("tab20").colors
+    shades = [pyplot.get_cmap("tab20")(number) for number in range(20)]
     figure, grid = pyplot.subplots(1, len(states), figsize=(13, 3.4), squeeze=False, layout="constrained")
     drawn: dict[str, Any] = {}
     for axes, state in zip(grid.flat, states, strict=True):

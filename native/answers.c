@@ -87,10 +87,13 @@ static bool is_special(const struct fsx_request *request, const uint8_t *name, s
 /* A name that the index does not have, or that cannot be there. */
 static enum fsx_verdict look_elsewhere(const struct fsx_tree *tree, uint64_t parent, const uint8_t *name,
                                        size_t name_bytes, struct fsx_reply *reply) {
-    if (tree->outputs != NULL && fsx_outputs_has_name(tree->outputs, parent, name, name_bytes))
-        return FSX_FORWARD;
-    /* Node 0: there is no such name, and the kernel may remember it, unless another node could make it. */
     struct fuse_entry_out out = {0};
+    if (tree->outputs != NULL && !fsx_outputs_knows_names(tree->outputs, parent))
+        return FSX_FORWARD;
+    if (tree->outputs != NULL && fsx_outputs_has_name(tree->outputs, parent, name, name_bytes))
+        return fsx_outputs_tell(tree->outputs, parent, name, name_bytes, &out) ? succeed(reply, &out, sizeof out)
+                                                                               : FSX_FORWARD;
+    /* Node 0: there is no such name, and the kernel may remember it, unless another node could make it. */
     out.entry_valid = tree->outputs == NULL || fsx_outputs_alone(tree->outputs) ? FSX_CACHE_S : 0;
     return succeed(reply, &out, sizeof out);
 }
@@ -321,6 +324,10 @@ static enum fsx_verdict forget(const struct fsx_tree *tree, const struct fsx_req
 
 /* ---- outputs ---------------------------------------------------------------------------------------------------- */
 
+/* In a job of several nodes, how long the kernel may believe the attributes of a file that was created here: programs ask
+ * for them when they have just opened it. If another node changes it, the kernel is told. */
+#define NEW_VALID_S 1u
+
 /* READ, WRITE, FALLOCATE and LSEEK of an output. */
 static enum fsx_verdict output_content(const struct fsx_request *request, struct fsx_reply *reply) {
     struct fsx_task *task = &reply->task;
@@ -393,7 +400,10 @@ static enum fsx_verdict create_(const struct fsx_tree *tree, const struct fsx_re
         return FSX_FORWARD;
     reply->wanted = (struct fsx_wanted){.parent = request->nodeid, .name = name, .name_bytes = name_bytes,
                                         .mode = in->mode & ~in->umask & 07777u, .flags = in->flags, .uid = tree->uid,
-                                        .gid = tree->gid, .valid_s = FSX_CACHE_S};
+                                        .gid = tree->gid};
+    const bool alone = fsx_outputs_alone(tree->outputs);
+    reply->wanted.name_valid_s = alone ? FSX_CACHE_S : 0;
+    reply->wanted.valid_s = alone ? FSX_CACHE_S : NEW_VALID_S;
     return FSX_CREATE;
 }
 

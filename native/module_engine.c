@@ -16,16 +16,17 @@
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"index", "marks", "uid", "gid", "hidden", "blocks", "files", "verify", "cache_bytes",
-                               "workers", "shared_readers", "max_background", "outputs", "alone", "waits", "journal", NULL};
+                               "workers", "shared_readers", "max_background", "outputs", "alone", "waits", "journal", "rank",
+                               NULL};
     PyObject *index_object;
     Py_buffer marks;
-    unsigned int uid, gid, workers, shared_readers, max_background;
+    unsigned int uid, gid, workers, shared_readers, max_background, rank = 0;
     int verify, outputs = -1, alone = 1, waits = 0, journal = -1;
     long long hidden;
     unsigned long long blocks, files, cache_bytes;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ippi", keywords, &index_object, &marks, &uid, &gid, &hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ow*IILKKiKIII|ippiI", keywords, &index_object, &marks, &uid, &gid, &hidden,
                                      &blocks, &files, &verify, &cache_bytes, &workers, &shared_readers,
-                                     &max_background, &outputs, &alone, &waits, &journal))
+                                     &max_background, &outputs, &alone, &waits, &journal, &rank))
         return NULL;
     const struct fsx_index *index = fsx_index_of(index_object);
     EngineObject *self = NULL;
@@ -55,7 +56,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         goto fail;
     }
     if (outputs >= 0) {
-        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0, journal);
+        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0, journal, rank);
         if (self->settings.tree.outputs == NULL) {
             PyErr_SetFromErrno(PyExc_OSError);
             goto fail;

@@ -24,6 +24,8 @@ PyObject *fsx_engine_remove_name(EngineObject *self, PyObject *args);
 PyObject *fsx_engine_mix(EngineObject *self, PyObject *argument);
 PyObject *fsx_engine_describe(EngineObject *self, PyObject *args);
 PyObject *fsx_engine_undescribe(EngineObject *self, PyObject *argument);
+PyObject *fsx_engine_take_told(EngineObject *self, PyObject *argument);
+PyObject *fsx_engine_lend(EngineObject *self, PyObject *args);
 PyObject *fsx_engine_drop(EngineObject *self, PyObject *argument);
 PyObject *fsx_engine_open(EngineObject *self, PyObject *arguments);
 PyObject *fsx_engine_begin_turn(EngineObject *self, PyObject *unused);
@@ -34,11 +36,17 @@ PyObject *fsx_engine_has_births(EngineObject *self, PyObject *unused);
 
 /* Rows of the table of methods. */
 #define FSX_OUTPUT_METHODS                                                                                            \
-    {"add_name", (PyCFunction)fsx_engine_add_name, METH_VARARGS, "add_name(parent, name): there is such an output"},  \
+    {"add_name", (PyCFunction)fsx_engine_add_name, METH_VARARGS,                                                        \
+     "add_name(parent, name, inode=0): there is such an output; with its inode, a directory"},                         \
     {"remove_name", (PyCFunction)fsx_engine_remove_name, METH_VARARGS, "remove_name(parent, name) -> whether it was there"}, \
     {"describe", (PyCFunction)fsx_engine_describe, METH_VARARGS,                                                      \
      "describe(inode, mode, nlink, size, blocks, mtime_ns, uid, gid, valid_s): what stat says of a directory with outputs"}, \
-    {"undescribe", (PyCFunction)fsx_engine_undescribe, METH_O, "undescribe(inode): Python answers for it"},           \
+    {"undescribe", (PyCFunction)fsx_engine_undescribe, METH_O,                                                         \
+     "undescribe(inode) -> as take_told: Python answers for it"},                                                     \
+    {"take_told", (PyCFunction)fsx_engine_take_told, METH_O,                                                          \
+     "take_told(inode) -> how often the kernel was told of this directory since this was last asked"},                \
+    {"lend", (PyCFunction)fsx_engine_lend, METH_VARARGS,                                                              \
+     "lend(inode, lent): in a turn; files may be created in this directory, in a job of several nodes"},              \
     {"mix", (PyCFunction)fsx_engine_mix, METH_O, "mix(entry): this directory of the dataset has outputs"},            \
     {"open", (PyCFunction)fsx_engine_open, METH_VARARGS,                                                              \
      "open(inode, flags): a new output is open; its handle, which is not the inode if it is past the pages of the mount"}, \
@@ -48,7 +56,9 @@ PyObject *fsx_engine_has_births(EngineObject *self, PyObject *unused);
      "take_births() -> [(inode, parent, name, mode, mtime_ns, (size, mtime_ns, ctime_ns) if it was closed)]; without a name it was created before"},        \
     {"begin_turn", (PyCFunction)fsx_engine_begin_turn, METH_NOARGS,                                                   \
      "begin_turn() -> (births, end of the journal or -1): nothing is created from now on"},                           \
-    {"disown", (PyCFunction)fsx_engine_disown, METH_O, "disown(inode): in a turn; closing it is for Python to note"},  \
-    {"end_turn", (PyCFunction)fsx_engine_end_turn, METH_VARARGS, "end_turn(next_inode, end of the journal or -1)"},
+    {"disown", (PyCFunction)fsx_engine_disown, METH_O,                                                                 \
+     "disown(inode): in a turn; closing it is for Python to note; 0 for all that there are"},                         \
+    {"end_turn", (PyCFunction)fsx_engine_end_turn, METH_VARARGS,                                                     \
+     "end_turn(next_inode, end_inode, end of the journal or -1)"},
 
 #endif

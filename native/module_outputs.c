@@ -9,12 +9,12 @@ static struct fsx_outputs *outputs_of(const EngineObject *self) {
 }
 
 PyObject *fsx_engine_add_name(EngineObject *self, PyObject *args) {
-    unsigned long long parent;
+    unsigned long long parent, folder = 0;
     Py_buffer name;
-    if (!PyArg_ParseTuple(args, "Ky*", &parent, &name))
+    if (!PyArg_ParseTuple(args, "Ky*|K", &parent, &name, &folder))
         return NULL;
     struct fsx_outputs *outputs = outputs_of(self);
-    const bool added = outputs != NULL && fsx_outputs_add_name(outputs, parent, name.buf, (size_t)name.len);
+    const bool added = outputs != NULL && fsx_outputs_add_name(outputs, parent, name.buf, (size_t)name.len, folder);
     PyBuffer_Release(&name);
     if (outputs == NULL)
         return NULL;
@@ -74,7 +74,22 @@ PyObject *fsx_engine_undescribe(EngineObject *self, PyObject *argument) {
     struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
     if (outputs == NULL)
         return NULL;
-    fsx_outputs_undescribe(outputs, inode);
+    return PyLong_FromUnsignedLongLong(fsx_outputs_undescribe(outputs, inode));
+}
+
+PyObject *fsx_engine_take_told(EngineObject *self, PyObject *argument) {
+    const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
+    struct fsx_outputs *outputs = PyErr_Occurred() ? NULL : outputs_of(self);
+    return outputs == NULL ? NULL : PyLong_FromUnsignedLongLong(fsx_outputs_take_told(outputs, inode));
+}
+
+PyObject *fsx_engine_lend(EngineObject *self, PyObject *args) {
+    unsigned long long inode;
+    int lent;
+    struct fsx_outputs *outputs = outputs_of(self);
+    if (outputs == NULL || !PyArg_ParseTuple(args, "Kp", &inode, &lent))
+        return NULL;
+    fsx_outputs_lend(outputs, inode, lent != 0);
     Py_RETURN_NONE;
 }
 
@@ -105,10 +120,7 @@ PyObject *fsx_engine_open(EngineObject *self, PyObject *arguments) {
 
 static struct fsx_births *births_of(const EngineObject *self) {
     struct fsx_outputs *outputs = outputs_of(self);
-    struct fsx_births *births = outputs == NULL ? NULL : fsx_outputs_births(outputs);
-    if (outputs != NULL && births == NULL)
-        PyErr_SetString(PyExc_ValueError, "the engine creates nothing in a job of several nodes");
-    return births;
+    return outputs == NULL ? NULL : fsx_outputs_births(outputs);
 }
 
 /* In a turn: all of them, as a list; they are Python's then, whatever becomes of the list. */
@@ -174,11 +186,11 @@ PyObject *fsx_engine_disown(EngineObject *self, PyObject *argument) {
 }
 
 PyObject *fsx_engine_end_turn(EngineObject *self, PyObject *args) {
-    unsigned long long next_inode;
+    unsigned long long next_inode, end_inode;
     long long journal_end;
-    struct fsx_births *births = births_of(self);
-    if (births == NULL || !PyArg_ParseTuple(args, "KL", &next_inode, &journal_end))
+    struct fsx_outputs *outputs = outputs_of(self);
+    if (outputs == NULL || !PyArg_ParseTuple(args, "KKL", &next_inode, &end_inode, &journal_end))
         return NULL;
-    fsx_outputs_end_turn(outputs_of(self), next_inode, journal_end);
+    fsx_outputs_end_turn(outputs, next_inode, end_inode, journal_end);
     Py_RETURN_NONE;
 }

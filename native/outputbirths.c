@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Some tenths of a second of creating; more wait for Python, which then takes them over. */
 #define BIRTHS_MOST 4096u
@@ -21,18 +22,18 @@ struct unclosed {
 struct fsx_births {
     pthread_mutex_t turn; /* guards what follows, and writes of `count` */
     atomic_size_t count;
-    uint64_t next; /* 0: nothing can be created */
+    uint64_t next, end; /* numbers from the first up to below the second; 0: nothing can be created */
     struct fsx_output_journal journal;
     uint64_t taken; /* births that Python has taken so far */
     struct unclosed unclosed[UNCLOSED_MOST]; /* by inode */
     struct fsx_birth births[BIRTHS_MOST];
 };
 
-struct fsx_births *fsx_births_new(int journal) {
+struct fsx_births *fsx_births_new(int journal, uint32_t rank) {
     struct fsx_births *births = calloc(1, sizeof *births);
     if (births == NULL)
         return NULL;
-    if (!fsx_output_journal_open(&births->journal, journal)) {
+    if (!fsx_output_journal_open(&births->journal, journal, rank)) {
         const int error = errno;
         free(births);
         errno = error;
@@ -64,8 +65,9 @@ const struct fsx_birth *fsx_births_take(struct fsx_births *births, size_t *count
 
 int64_t fsx_births_journal_end(const struct fsx_births *births) { return births->journal.position; }
 
-void fsx_births_set(struct fsx_births *births, uint64_t next_inode, int64_t journal_end) {
+void fsx_births_set(struct fsx_births *births, uint64_t next_inode, uint64_t end_inode, int64_t journal_end) {
     births->next = next_inode;
+    births->end = end_inode;
     births->journal.position = journal_end;
     fsx_births_end(births);
 }
@@ -78,7 +80,7 @@ static struct unclosed *place_of(const struct fsx_births *births, uint64_t inode
 
 struct fsx_birth *fsx_births_next(struct fsx_births *births) {
     const bool noted = births->journal.fd < 0 || births->journal.position >= 0;
-    if (births->next == 0 || is_full(births) || !noted)
+    if (births->next == 0 || births->next >= births->end || is_full(births) || !noted)
         return NULL;
     struct fsx_birth *birth = &births->births[atomic_load(&births->count)];
     birth->inode = births->next;
@@ -87,8 +89,8 @@ struct fsx_birth *fsx_births_next(struct fsx_births *births) {
 }
 
 bool fsx_births_add(struct fsx_births *births, struct fsx_birth *birth) {
-    if (!fsx_output_journal_create(&births->journal, birth->parent, birth->name, birth->name_bytes, birth->mode,
-                                   birth->mtime_ns))
+    if (!fsx_output_journal_born(&births->journal, birth->inode, birth->parent, birth->name, birth->name_bytes,
+                                 birth->mode, birth->mtime_ns))
         return false;
     births->next++;
     const size_t before = atomic_fetch_add(&births->count, 1);
@@ -101,7 +103,9 @@ bool fsx_births_is_new(const struct fsx_births *births, uint64_t inode) {
 }
 
 void fsx_births_disown(struct fsx_births *births, uint64_t inode) {
-    if (fsx_births_is_new(births, inode))
+    if (inode == 0)
+        memset(births->unclosed, 0, sizeof births->unclosed);
+    else if (fsx_births_is_new(births, inode))
         place_of(births, inode)->inode = 0;
 }
 

@@ -1,11 +1,11 @@
 /* outputbirths.h: files that engine threads have created and closed, of which Python does not know yet.
  *
- * In a job of one node nobody else decides on names, so that CREATE of a new file needs nothing of Python: a free name, the
- * next inode number, an empty file, and a record in the journal. Who changes names has a turn: an engine thread for one
+ * In a job of one node nobody else decides on names, nor in a directory that is lent to this one of several
+ * (fanstore/core/leases.py), so that CREATE of a new file needs nothing of Python: a free name, the next of the inode numbers
+ * that were given to us, an empty file, and a record in the journal. Who changes names has a turn: an engine thread for one
  * creation, Python for one operation, at whose beginning it takes over what was created since its last. So there is one
- * order of changes, that of the journal, and inode numbers are those that Python would have given. Owns the turn, the
- * next number, and the births; not names, files or attributes (outputs.c). Any thread; the turn lasts for a system call
- * or two of the local disk, or for one operation of Python.
+ * order of changes, that of the journal. Owns the turn, the numbers, and the births; not names, files or attributes
+ * (outputs.c). Any thread; the turn lasts for a system call or two of the local disk, or for one operation of Python.
  */
 #ifndef FANSTORE_OUTPUTBIRTHS_H
 #define FANSTORE_OUTPUTBIRTHS_H
@@ -30,8 +30,8 @@ struct fsx_birth {
 
 struct fsx_births;
 
-/* Nothing can be created before Python has had a turn. `journal`: as fsx_output_journal_open. NULL with errno set. */
-struct fsx_births *fsx_births_new(int journal);
+/* Nothing can be created before Python has had a turn. As fsx_output_journal_open. NULL with errno set. */
+struct fsx_births *fsx_births_new(int journal, uint32_t rank);
 /* Nobody may use it any more. NULL is allowed. */
 void fsx_births_free(struct fsx_births *births);
 
@@ -46,10 +46,10 @@ void fsx_births_begin(struct fsx_births *births);
 const struct fsx_birth *fsx_births_take(struct fsx_births *births, size_t *count);
 /* In a turn: where the journal ends; -1 if it cannot be written to, as Python has said, or if there is none. */
 int64_t fsx_births_journal_end(const struct fsx_births *births);
-/* In a turn in which all were taken: the number of the next output, and where the journal ends; -1: it cannot be written
- * to, so that nothing can be created by the engine. Then the turn ends. */
-void fsx_births_set(struct fsx_births *births, uint64_t next_inode, int64_t journal_end);
-/* In a turn: Python itself closes this one, or it is removed: closing it is Python's from now on. */
+/* In a turn in which all were taken: the number of the next output, the first that it must not have, and where the journal
+ * ends; -1: it cannot be written to, so that nothing can be created by the engine. Then the turn ends. */
+void fsx_births_set(struct fsx_births *births, uint64_t next_inode, uint64_t end_inode, int64_t journal_end);
+/* In a turn: Python itself closes this one, or it is removed: closing it is Python's from now on. 0: all that there are. */
 void fsx_births_disown(struct fsx_births *births, uint64_t inode);
 /* The turn ends, and all else is as before. */
 void fsx_births_end(struct fsx_births *births);

@@ -13,7 +13,8 @@
 
 struct card {
     struct fuse_attr_out out; /* out.attr.ino is 0: the slot is free */
-    bool valid;
+    uint64_t told;
+    bool valid, lent;
 };
 
 struct fsx_output_cards {
@@ -102,10 +103,49 @@ bool fsx_output_cards_touch(struct fsx_output_cards *cards, uint64_t inode, uint
     return valid;
 }
 
-void fsx_output_cards_drop(struct fsx_output_cards *cards, uint64_t inode) {
+uint64_t fsx_output_cards_drop(struct fsx_output_cards *cards, uint64_t inode) {
     pthread_rwlock_wrlock(&cards->lock);
-    find(cards->slots, cards->mask, inode)->valid = false; /* of a free slot it is false already */
+    struct card *card = find(cards->slots, cards->mask, inode);
+    const uint64_t told = card->told;
+    card->told = 0; /* of a free slot all of it is so already */
+    card->valid = card->lent = false;
     pthread_rwlock_unlock(&cards->lock);
+    return told;
+}
+
+void fsx_output_cards_lend(struct fsx_output_cards *cards, uint64_t inode, bool lent) {
+    pthread_rwlock_wrlock(&cards->lock);
+    struct card *card = find(cards->slots, cards->mask, inode);
+    card->lent = lent && card->valid;
+    pthread_rwlock_unlock(&cards->lock);
+}
+
+bool fsx_output_cards_is_lent(struct fsx_output_cards *cards, uint64_t inode) {
+    pthread_rwlock_rdlock(&cards->lock);
+    const bool lent = find(cards->slots, cards->mask, inode)->lent;
+    pthread_rwlock_unlock(&cards->lock);
+    return lent;
+}
+
+bool fsx_output_cards_tell(struct fsx_output_cards *cards, uint64_t inode, struct fuse_attr_out *out) {
+    pthread_rwlock_wrlock(&cards->lock);
+    struct card *card = find(cards->slots, cards->mask, inode);
+    const bool valid = card->valid;
+    if (valid) {
+        *out = card->out;
+        card->told++;
+    }
+    pthread_rwlock_unlock(&cards->lock);
+    return valid;
+}
+
+uint64_t fsx_output_cards_take_told(struct fsx_output_cards *cards, uint64_t inode) {
+    pthread_rwlock_wrlock(&cards->lock);
+    struct card *card = find(cards->slots, cards->mask, inode);
+    const uint64_t told = card->told;
+    card->told = 0;
+    pthread_rwlock_unlock(&cards->lock);
+    return told;
 }
 
 bool fsx_output_cards_get(struct fsx_output_cards *cards, uint64_t inode, struct fuse_attr_out *out) {

@@ -13,16 +13,16 @@
 
 #define HEAD_BYTES 8u
 #define NAME_MOST 255u
-/* Longer than any record: a name and six other values. */
-#define RECORD_BYTES (HEAD_BYTES + NAME_MOST + 64u)
+/* Longer than any record: a name and six other values of up to 9 bytes, and what is around them. */
+#define RECORD_BYTES (HEAD_BYTES + NAME_MOST + 80u)
 
 struct record {
     uint8_t bytes[RECORD_BYTES];
     size_t used;
 };
 
-bool fsx_output_journal_open(struct fsx_output_journal *journal, int fd) {
-    *journal = (struct fsx_output_journal){.fd = -1, .position = -1};
+bool fsx_output_journal_open(struct fsx_output_journal *journal, int fd, uint32_t rank) {
+    *journal = (struct fsx_output_journal){.fd = -1, .rank = rank, .position = -1};
     if (fd < 0)
         return true;
     journal->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -85,7 +85,7 @@ static void put_bytes(struct record *record, const void *data, size_t bytes) {
     put(record, data, bytes);
 }
 
-static void put_true(struct record *record) { put_byte(record, 0xc3); }
+static void put_nil(struct record *record) { put_byte(record, 0xc0); }
 
 /* ["op", [kind, ... `count` values in all]] */
 static void begin(struct record *record, const char *kind, unsigned count) {
@@ -116,20 +116,23 @@ static bool write_record(struct fsx_output_journal *journal, struct record *reco
     return true;
 }
 
-bool fsx_output_journal_create(struct fsx_output_journal *journal, uint64_t parent, const void *name, size_t name_bytes,
-                               uint32_t mode, int64_t mtime_ns) {
+bool fsx_output_journal_born(struct fsx_output_journal *journal, uint64_t inode, uint64_t parent, const void *name,
+                             size_t name_bytes, uint32_t mode, int64_t mtime_ns) {
     if (journal->fd < 0)
         return true;
     if (journal->position < 0 || name_bytes > NAME_MOST)
         return false;
     struct record record;
-    begin(&record, "create", 7);
+    begin(&record, "born", 3);
+    put_unsigned(&record, journal->rank);
+    put_array(&record, 1);
+    put_array(&record, 6);
+    put_unsigned(&record, inode);
     put_unsigned(&record, parent);
     put_bytes(&record, name, name_bytes);
     put_unsigned(&record, mode);
     put_signed(&record, mtime_ns);
-    put_unsigned(&record, 0);
-    put_true(&record);
+    put_nil(&record); /* not closed yet */
     return write_record(journal, &record);
 }
 
@@ -143,6 +146,6 @@ bool fsx_output_journal_commit(struct fsx_output_journal *journal, uint64_t inod
     put_unsigned(&record, inode);
     put_unsigned(&record, size);
     put_signed(&record, mtime_ns);
-    put_unsigned(&record, 0);
+    put_unsigned(&record, journal->rank);
     return write_record(journal, &record);
 }

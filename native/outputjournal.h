@@ -12,17 +12,18 @@
 
 struct fsx_output_journal {
     int fd;           /* -1: nothing is noted */
+    uint32_t rank;    /* of this node */
     int64_t position; /* where the next record goes; -1: nothing can be noted at the moment */
 };
 
 /* Duplicates `fd`; with -1 nothing is noted, successfully. False with errno set. */
-bool fsx_output_journal_open(struct fsx_output_journal *journal, int fd);
+bool fsx_output_journal_open(struct fsx_output_journal *journal, int fd, uint32_t rank);
 void fsx_output_journal_close(struct fsx_output_journal *journal);
 
-/* The operations `create` and `commit` of fanstore/core/outputtree.py, of a file, by rank 0. False if it could not be
+/* The operations `born`, of one file, and `commit` of fanstore/core/outputtree.py, by this node. False if it could not be
  * written: then nothing was. */
-bool fsx_output_journal_create(struct fsx_output_journal *journal, uint64_t parent, const void *name, size_t name_bytes,
-                               uint32_t mode, int64_t mtime_ns);
+bool fsx_output_journal_born(struct fsx_output_journal *journal, uint64_t inode, uint64_t parent, const void *name,
+                             size_t name_bytes, uint32_t mode, int64_t mtime_ns);
 bool fsx_output_journal_commit(struct fsx_output_journal *journal, uint64_t inode, uint64_t size, int64_t mtime_ns);
 
 #endif

@@ -2,6 +2,7 @@
 #include "outputs.h"
 #include "outputcards.h"
 #include "outputfiles.h"
+#include "outputfolders.h"
 #include "outputnames.h"
 
 #include <errno.h>
@@ -29,16 +30,17 @@ struct fsx_outputs {
     uint32_t entries;
     _Atomic(uint64_t) *mixed; /* a bit for each entry */
     struct fsx_output_names *names;
+    struct fsx_output_folders *folders;
     struct fsx_output_cards *cards;
     struct fsx_output_files *files;
     struct fsx_output_opens *opens;
-    struct fsx_births *births; /* NULL if other nodes decide as well */
+    struct fsx_births *births;
     atomic_uint_least64_t reads, read_bytes, writes, written_bytes;
 };
 
 _Static_assert(sizeof(struct fuse_write_out) <= 16 && sizeof(struct fuse_lseek_out) <= 16, "the room for an answer");
 
-struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal) {
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal, uint32_t rank) {
     struct fsx_outputs *outputs = calloc(1, sizeof *outputs);
     if (outputs == NULL)
         return NULL;
@@ -46,15 +48,16 @@ struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone,
     outputs->waits = waits;
     outputs->entries = entries;
     outputs->files = fsx_output_files_new(directory);
-    outputs->births = alone && outputs->files != NULL ? fsx_births_new(journal) : NULL;
+    outputs->births = outputs->files != NULL ? fsx_births_new(journal, rank) : NULL;
     const int error = errno;
     outputs->mixed = calloc((size_t)entries / 64 + 1, sizeof *outputs->mixed);
     outputs->names = fsx_output_names_new();
+    outputs->folders = fsx_output_folders_new();
     outputs->cards = fsx_output_cards_new();
     outputs->opens = fsx_output_opens_new();
-    const bool opened = outputs->files != NULL && (outputs->births != NULL || !alone);
-    if (!opened || outputs->mixed == NULL || outputs->names == NULL || outputs->cards == NULL ||
-        outputs->opens == NULL) {
+    const bool opened = outputs->files != NULL && outputs->births != NULL;
+    if (!opened || outputs->mixed == NULL || outputs->names == NULL || outputs->folders == NULL ||
+        outputs->cards == NULL || outputs->opens == NULL) {
         fsx_outputs_free(outputs);
         errno = opened ? ENOMEM : error;
         return NULL;
@@ -67,6 +70,7 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
         return;
     fsx_output_files_free(outputs->files);
     fsx_output_names_free(outputs->names);
+    fsx_output_folders_free(outputs->folders);
     fsx_output_cards_free(outputs->cards);
     fsx_output_opens_free(outputs->opens);
     fsx_births_free(outputs->births);
@@ -77,12 +81,34 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
 bool fsx_outputs_alone(const struct fsx_outputs *outputs) { return outputs->alone; }
 bool fsx_outputs_waits(const struct fsx_outputs *outputs) { return outputs->waits; }
 
-bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes) {
-    return fsx_output_names_add(outputs->names, parent, name, name_bytes);
+bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes,
+                          uint64_t folder) {
+    if (!fsx_output_names_add(outputs->names, parent, name, name_bytes))
+        return false;
+    if (folder != 0) /* without memory Python answers for it */
+        fsx_output_folders_add(outputs->folders, parent, name, name_bytes, folder);
+    return true;
 }
 
 bool fsx_outputs_remove_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes) {
+    fsx_output_folders_remove(outputs->folders, parent, name, name_bytes);
     return fsx_output_names_remove(outputs->names, parent, name, name_bytes);
+}
+
+bool fsx_outputs_knows_names(struct fsx_outputs *outputs, uint64_t parent) {
+    struct fuse_attr_out out;
+    return outputs->alone || !fsx_is_output(parent) || fsx_output_cards_get(outputs->cards, parent, &out);
+}
+
+bool fsx_outputs_tell(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes,
+                      struct fuse_entry_out *entry) {
+    const uint64_t inode = fsx_output_folders_find(outputs->folders, parent, name, name_bytes);
+    struct fuse_attr_out out;
+    if (inode == 0 || !fsx_output_cards_tell(outputs->cards, inode, &out))
+        return false;
+    *entry = (struct fuse_entry_out){.nodeid = inode, .entry_valid = outputs->alone ? out.attr_valid : 0,
+                                     .attr_valid = out.attr_valid, .attr = out.attr};
+    return true;
 }
 
 bool fsx_outputs_has_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes) {
@@ -104,8 +130,16 @@ bool fsx_outputs_describe(struct fsx_outputs *outputs, const struct fuse_attr_ou
     return fsx_output_cards_put(outputs->cards, out);
 }
 
-void fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode) {
-    fsx_output_cards_drop(outputs->cards, inode);
+uint64_t fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode) {
+    return fsx_output_cards_drop(outputs->cards, inode);
+}
+
+uint64_t fsx_outputs_take_told(struct fsx_outputs *outputs, uint64_t inode) {
+    return fsx_output_cards_take_told(outputs->cards, inode);
+}
+
+void fsx_outputs_lend(struct fsx_outputs *outputs, uint64_t inode, bool lent) {
+    fsx_output_cards_lend(outputs->cards, inode, lent);
 }
 
 bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct fuse_attr_out *out) {
@@ -139,25 +173,28 @@ void fsx_outputs_count(const struct fsx_outputs *outputs, struct fsx_output_coun
 
 struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs) { return outputs->births; }
 
-void fsx_outputs_end_turn(struct fsx_outputs *outputs, uint64_t next_inode, int64_t journal_end) {
+void fsx_outputs_end_turn(struct fsx_outputs *outputs, uint64_t next_inode, uint64_t end_inode, int64_t journal_end) {
     fsx_output_files_skip(outputs->files, next_inode);
-    fsx_births_set(outputs->births, next_inode, journal_end);
+    fsx_births_set(outputs->births, next_inode, end_inode, journal_end);
 }
 
 /* ---- new files ---------------------------------------------------------------------------------------------------- */
 
 static int64_t nanoseconds(const struct timespec *time) { return (int64_t)time->tv_sec * 1000000000 + time->tv_nsec; }
 
-/* A directory of which C knows that it is there, and that Python has noted where it is. */
+/* A directory of which C knows that it is there, that Python has noted where it is, and that nobody else fills it. */
 static bool takes_names(struct fsx_outputs *outputs, uint64_t inode) {
     struct fuse_attr_out out;
+    if (!outputs->alone)
+        return fsx_output_cards_is_lent(outputs->cards, inode);
     return (fsx_is_output(inode) || (inode > 0 && fsx_outputs_is_mixed(outputs, (uint32_t)(inode - 1)))) &&
            fsx_output_cards_get(outputs->cards, inode, &out);
 }
 
 static void describe_new(const struct fsx_birth *birth, const struct fsx_wanted *wanted, const struct stat *facts,
                          struct fuse_entry_out *entry) {
-    *entry = (struct fuse_entry_out){.nodeid = birth->inode, .entry_valid = wanted->valid_s, .attr_valid = wanted->valid_s};
+    *entry = (struct fuse_entry_out){.nodeid = birth->inode, .entry_valid = wanted->name_valid_s,
+                                     .attr_valid = wanted->valid_s};
     struct fuse_attr *attr = &entry->attr;
     *attr = (struct fuse_attr){.ino = birth->inode, .mode = birth->mode, .nlink = 1, .uid = wanted->uid, .gid = wanted->gid,
                               .blocks = (uint64_t)facts->st_blocks, .blksize = 4096};
@@ -201,8 +238,6 @@ static bool create(struct fsx_outputs *outputs, const struct fsx_wanted *wanted,
 }
 
 bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wanted, struct fsx_created *created) {
-    if (outputs->births == NULL)
-        return false;
     fsx_births_begin(outputs->births);
     const bool done = create(outputs, wanted, created);
     fsx_births_end(outputs->births);
@@ -222,8 +257,6 @@ static bool close_new(struct fsx_outputs *outputs, uint64_t inode) {
 }
 
 bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first) {
-    if (outputs->births == NULL)
-        return false;
     fsx_births_begin(outputs->births);
     *first = !fsx_births_any(outputs->births);
     const bool done = fsx_births_is_new(outputs->births, inode) && close_new(outputs, inode);

@@ -2,8 +2,9 @@
  * dataset have some, and their content, as far as it is on this node.
  *
  * Python has the meaning, and says what is here: names are added and removed, directories marked, files dropped, at any
- * time and from any thread. One thing is done without it: new files of a job of one node (outputbirths.h). Made before the engine, so that it can be filled, and freed after it. Inode numbers of outputs
- * are in [FSX_OUTPUT_FIRST, FSX_OUTPUT_END); those of the dataset are below, control files on either side.
+ * time and from any thread. One thing is done without it: new files, of a job of one node or in directories that are lent
+ * to this one (outputbirths.h). Made before the engine, so that it can be filled, and freed after it. Inode numbers of
+ * outputs are in [FSX_OUTPUT_FIRST, FSX_OUTPUT_END); those of the dataset are below, control files on either side.
  */
 #ifndef FANSTORE_OUTPUTS_H
 #define FANSTORE_OUTPUTS_H
@@ -43,18 +44,25 @@ static inline bool fsx_is_output(uint64_t inode) { return inode >= FSX_OUTPUT_FI
 
 /* `directory`: of the objects, duplicated. `entries`: of the index. `alone`: the job has one node, so that nothing changes
  * but through this mount. `waits`: who closes an output waits until Python has taken note of it; otherwise nobody wants to
- * know. `journal`: what files that are created here are noted in; -1 for nothing. NULL with errno set. */
-struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal);
+ * know. `journal`: what files that are created here are noted in, as those of node `rank`; -1 for nothing. NULL with errno
+ * set. */
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal, uint32_t rank);
 /* Nobody may use it any more. NULL is allowed. */
 void fsx_outputs_free(struct fsx_outputs *outputs);
 
 bool fsx_outputs_alone(const struct fsx_outputs *outputs);
 bool fsx_outputs_waits(const struct fsx_outputs *outputs);
 
-/* Names; parts of outputnames.h. */
-bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes);
+/* Names; parts of outputnames.h, and of outputfolders.h: `folder` is the inode of a directory, 0 for other outputs. */
+bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes,
+                          uint64_t folder);
 bool fsx_outputs_remove_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes);
 bool fsx_outputs_has_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes);
+/* Does C know all names of this directory? In a job of several nodes it does not if another one has borrowed it. */
+bool fsx_outputs_knows_names(struct fsx_outputs *outputs, uint64_t parent);
+/* What LOOKUP is to be answered with for a name that there is; false if it is Python's to say. */
+bool fsx_outputs_tell(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes,
+                      struct fuse_entry_out *entry);
 
 /* A directory of the dataset that has outputs in it, or had: from now on Python answers for it. False if there is no such
  * entry. */
@@ -63,7 +71,10 @@ bool fsx_outputs_is_mixed(const struct fsx_outputs *outputs, uint32_t entry);
 
 /* What GETATTR is to be answered with for a directory, until it is said anew or dropped; parts of outputcards.h. */
 bool fsx_outputs_describe(struct fsx_outputs *outputs, const struct fuse_attr_out *out);
-void fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode);
+uint64_t fsx_outputs_undescribe(struct fsx_outputs *outputs, uint64_t inode);
+uint64_t fsx_outputs_take_told(struct fsx_outputs *outputs, uint64_t inode);
+/* In a turn of Python's, in a job of several nodes: files may be created in this directory, or not any more. */
+void fsx_outputs_lend(struct fsx_outputs *outputs, uint64_t inode, bool lent);
 bool fsx_outputs_described(struct fsx_outputs *outputs, uint64_t inode, struct fuse_attr_out *out);
 
 /* Who has them open; parts of outputopens.h. */
@@ -81,7 +92,7 @@ struct fsx_wanted {
     size_t name_bytes;
     uint32_t mode;  /* permissions */
     uint32_t flags; /* of open(2) */
-    uint32_t uid, gid, valid_s;
+    uint32_t uid, gid, name_valid_s, valid_s; /* how long the kernel may believe the name, and the attributes */
 };
 struct fsx_created {
     struct fuse_entry_out entry;
@@ -94,10 +105,10 @@ bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wa
 /* Somebody closes a file. False if Python must take note of it: it was not created here, or was closed before. `first` as
  * above. */
 bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first);
-/* Files that were created, for Python; NULL if it decides on all. */
+/* Files that were created, for Python. */
 struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs);
 /* The end of a turn of Python's, as fsx_births_set. */
-void fsx_outputs_end_turn(struct fsx_outputs *outputs, uint64_t next_inode, int64_t journal_end);
+void fsx_outputs_end_turn(struct fsx_outputs *outputs, uint64_t next_inode, uint64_t end_inode, int64_t journal_end);
 
 /* As fsx_output_files_drop. */
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode);

@@ -42,6 +42,10 @@ class Outputs:
         return -1
 
     @property
+    def rank(self) -> int:
+        return 0
+
+    @property
     def births(self) -> "Outputs":
         return self
 
@@ -82,8 +86,8 @@ async def serve(prepared: Path, engine: str, connection: int, folder: Path | Non
         dataset.index, node.namespace, node.store, node.reader, statistics, 1 << 30, workers=1, outputs=outputs
     )
     if outputs is not None:
-        native.add_name(1 << 40, b"announced")
-        native.add_name(1 << 40, b"taken back")
+        native.add_name(1 << 40, b"announced", 0)
+        native.add_name(1 << 40, b"taken back", 0)
         native.remove_name(1 << 40, b"taken back")
         native.mix(0)
         native.drop(1 << 40)

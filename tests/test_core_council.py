@@ -34,6 +34,9 @@ class Member:
 
     # --- Follower: an operation is a name and who wants it; a name can be had once ---
 
+    def admit(self, rank: int, operation: Operation) -> None:
+        pass
+
     def apply(self, operation: Operation) -> Effect:
         name, who = operation
         if name in self.names:

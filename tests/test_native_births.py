@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fuse_wire as wire
 import pytest
@@ -24,6 +25,8 @@ FOLDER = B + 1
 DAY_S = 86_400
 DIRECT_IO, NO_FLUSH = 1 << 0, 1 << 5
 DIRECT_HANDLE = 1 << 63
+#: No output has this number.
+END = 1 << 48
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def allow(engine: OutputEngine, first: int = A, journal_end: int = -1) -> None:
     engine.engine.mix(0)
     for inode in (ROOT, FOLDER):
         engine.engine.describe(inode, stat.S_IFDIR | 0o755, 2, 0, 0, 7, 0, 0, DAY_S)
-    engine.engine.end_turn(first, journal_end)
+    engine.engine.end_turn(first, END, journal_end)
 
 
 def create(engine: OutputEngine, parent: int, name: bytes, **words: int) -> wire.Reply:
@@ -89,7 +92,7 @@ def test_numbers_are_those_that_python_would_give(creating: OutputEngine) -> Non
     births, _ = creating.engine.begin_turn()
     assert [birth[0] for birth in births] == list(range(A, A + 10))
     assert names_of(births) == [((ROOT, FOLDER)[number % 2], b"%d" % number) for number in range(10)]
-    creating.engine.end_turn(A + 15, -1)
+    creating.engine.end_turn(A + 15, END, -1)
     assert wire.entry(create(creating, ROOT, b"after").data)["nodeid"] == A + 15
 
 
@@ -132,12 +135,9 @@ def test_not_before_python_says_so(alone: OutputEngine, prepared: Path, tmp_path
     with output_engine(prepared, tmp_path / "other", alone=False) as together:
         together.engine.mix(0)
         together.engine.describe(ROOT, stat.S_IFDIR | 0o755, 2, 0, 0, 7, 0, 0, DAY_S)
+        together.engine.begin_turn()
+        together.engine.end_turn(A, END, -1)
         assert is_python_asked(together, ROOT, b"new"), "all nodes decide"
-        for call in (together.engine.begin_turn, together.engine.take_births, together.engine.has_births):
-            with pytest.raises(ValueError, match="several nodes"):
-                call()
-        with pytest.raises(ValueError, match="several nodes"):
-            together.engine.end_turn(A, -1)
 
 
 def test_turns(creating: OutputEngine) -> None:
@@ -145,7 +145,7 @@ def test_turns(creating: OutputEngine) -> None:
     creating.engine.begin_turn()
     unique = creating.kernel.send(wire.CREATE, ROOT, wire.create_arguments(b"new"))
     creating.engine.add_name(ROOT, b"new")
-    creating.engine.end_turn(A + 1, -1)
+    creating.engine.end_turn(A + 1, END, -1)
     assert creating.kernel.receive() == (unique, wire.Reply(errno.EXDEV, b""))
     assert creating.passed_on(wire.CREATE, ROOT)
     assert list(creating.objects.iterdir()) == []
@@ -157,6 +157,94 @@ def test_as_many_as_python_can_take_at_once(creating: OutputEngine) -> None:
     assert is_python_asked(creating, FOLDER, b"too many")
     assert len(creating.engine.take_births()) == 4096
     assert wire.entry(create(creating, FOLDER, b"too many").data)["nodeid"] == A + 4096
+
+
+# --- in a job of several nodes ---
+
+
+@pytest.fixture
+def together(prepared: Path, objects: Path) -> Iterator[OutputEngine]:
+    """One of several nodes, to which FOLDER is lent, with the numbers from A up to below A + 5."""
+    with output_engine(prepared, objects, alone=False) as engine:
+        engine.engine.begin_turn()
+        engine.engine.mix(0)
+        for inode in (ROOT, FOLDER, FOLDER + 1):
+            engine.engine.describe(inode, stat.S_IFDIR | 0o755, 2, 0, 0, 7, 0, 0, 0)
+        engine.engine.add_name(ROOT, b"folder", FOLDER)
+        engine.engine.lend(FOLDER, True)
+        engine.engine.end_turn(A, A + 5, -1)
+        yield engine
+
+
+def test_only_in_directories_that_are_lent(together: OutputEngine) -> None:
+    for parent in (ROOT, FOLDER + 1, FOLDER + 2):
+        assert is_python_asked(together, parent, b"new")
+    entry = wire.entry(create(together, FOLDER, b"new").data)
+    assert (entry["nodeid"], entry["entry_valid"], entry["attr_valid"]) == (A, 0, 1), "others may remove it"
+    together.engine.begin_turn()
+    together.engine.lend(FOLDER, False)
+    together.engine.end_turn(A + 1, A + 5, -1)
+    assert is_python_asked(together, FOLDER, b"more")
+    together.engine.begin_turn()
+    together.engine.lend(FOLDER + 2, True)
+    together.engine.end_turn(A + 1, A + 5, -1)
+    assert is_python_asked(together, FOLDER + 2, b"more"), "nothing is known of it"
+
+
+def test_it_stays_lent_when_it_is_described_anew(together: OutputEngine) -> None:
+    together.engine.describe(FOLDER, stat.S_IFDIR | 0o755, 2, 0, 0, 8, 0, 0, 0)
+    assert create(together, FOLDER, b"new").error == 0
+    assert together.engine.undescribe(FOLDER) == 0
+    together.engine.describe(FOLDER, stat.S_IFDIR | 0o755, 2, 0, 0, 8, 0, 0, 0)
+    assert is_python_asked(together, FOLDER, b"more"), "it was another node's meanwhile"
+
+
+def test_numbers_come_to_an_end(together: OutputEngine) -> None:
+    for number in range(5):
+        assert wire.entry(create(together, FOLDER, b"%d" % number).data)["nodeid"] == A + number
+    assert is_python_asked(together, FOLDER, b"5")
+    together.engine.begin_turn()
+    together.engine.end_turn(A + 1000, A + 1001, -1)
+    assert wire.entry(create(together, FOLDER, b"5").data)["nodeid"] == A + 1000
+
+
+def test_names_of_a_directory_that_is_elsewhere(together: OutputEngine) -> None:
+    """Another node may have created any name there: Python asks it."""
+    assert wire.entry(together.ask(wire.LOOKUP, FOLDER, b"nothing\0").data)["nodeid"] == 0
+    together.engine.undescribe(FOLDER)
+    assert together.is_passed_on(wire.LOOKUP, FOLDER, b"nothing\0")
+    assert together.is_passed_on(wire.GETATTR, FOLDER, bytes(16))
+    assert together.is_passed_on(wire.LOOKUP, ROOT, b"folder\0")
+    assert wire.entry(together.ask(wire.LOOKUP, ROOT, b"nothing\0").data)["nodeid"] == 0
+
+
+def test_the_engine_tells_of_directories(together: OutputEngine) -> None:
+    for _ in range(3):
+        entry = wire.entry(together.ask(wire.LOOKUP, ROOT, b"folder\0").data)
+        assert (entry["nodeid"], entry["ino"], entry["mode"]) == (FOLDER, FOLDER, stat.S_IFDIR | 0o755)
+        assert (entry["entry_valid"], entry["attr_valid"], entry["mtime"], entry["mtimensec"]) == (0, 0, 0, 7)
+    assert together.engine.take_told(FOLDER) == 3, "the kernel will forget so many look-ups"
+    assert together.engine.take_told(FOLDER) == 0
+    together.ask(wire.LOOKUP, ROOT, b"folder\0")
+    assert together.engine.undescribe(FOLDER) == 1
+    together.engine.describe(FOLDER, stat.S_IFDIR | 0o755, 2, 0, 0, 7, 0, 0, 0)
+    together.engine.remove_name(ROOT, b"folder")
+    assert wire.entry(together.ask(wire.LOOKUP, ROOT, b"folder\0").data)["nodeid"] == 0
+    together.engine.add_name(ROOT, b"folder")
+    assert together.is_passed_on(wire.LOOKUP, ROOT, b"folder\0"), "it is not a directory now"
+
+
+def test_python_closes_what_was_open_when_it_was_given_back(together: OutputEngine) -> None:
+    for number in range(3):
+        create(together, FOLDER, b"%d" % number)
+    assert together.ask(wire.FLUSH, A, bytes(24)).error == 0
+    together.engine.begin_turn()
+    together.engine.disown(0)
+    together.engine.end_turn(A + 3, A + 5, -1)
+    for inode in (A + 1, A + 2):
+        assert together.is_passed_on(wire.FLUSH, inode, bytes(24))
+    create(together, FOLDER, b"new")
+    assert together.ask(wire.FLUSH, A + 3, bytes(24)).error == 0
 
 
 # --- files that are made ahead ---
@@ -191,11 +279,11 @@ def test_files_are_made_ahead(creating: OutputEngine) -> None:
     assert abs(entry["mtime"] - time.time()) < LIMIT_S, "it is as old as its file"
 
     assert len(creating.engine.begin_turn()[0]) == 41
-    creating.engine.end_turn(A + 44, -1)
+    creating.engine.end_turn(A + 44, END, -1)
     assert not numbers_in(creating.objects) & {A + 41, A + 42, A + 43}, "Python makes its files itself"
     assert A + 44 in numbers_in(creating.objects)
     creating.engine.begin_turn()
-    creating.engine.end_turn(A + 100_000, -1)
+    creating.engine.end_turn(A + 100_000, END, -1)
     wait_for(lambda: max(numbers_in(creating.objects)) < A + 44, "they will never be asked for")
     assert wire.entry(create(creating, FOLDER, b"far").data)["nodeid"] == A + 100_000
     assert creating.write(A + 100_000, 0, b"content") == 7
@@ -233,7 +321,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True, timeout=LIMIT_S)
 
 
-def operations(journal: Path) -> list[list[object]]:
+def operations(journal: Path) -> list[list[Any]]:
     return [record.value for record in read_journal(journal)[2]]
 
 
@@ -245,30 +333,30 @@ def test_the_journal(prepared: Path, objects: Path, tmp_path: Path) -> None:
     with output_engine(prepared, objects, journal=journal.fd) as engine:
         allow(engine, journal_end=journal.end)
         assert create(engine, ROOT, b"na\xffme", mode=0o100600).error == 0
-        created = ["create", ROOT, b"na\xffme", stat.S_IFREG | 0o600]
-        assert [operation[:4] for operation in operations(path)[1:]] == [created]
+        created = [A, ROOT, b"na\xffme", stat.S_IFREG | 0o600]
+        assert [(kind, rank, row[:4]) for kind, rank, [row] in operations(path)[1:]] == [("born", 0, created)]
         engine.write(A, 0, b"content")
         assert engine.ask(wire.FLUSH, A, bytes(24)) == wire.Reply(0, b"")
         content = engine.object(A).stat()
         assert operations(path)[2:] == [["commit", A, 7, content.st_mtime_ns, 0]]
         assert engine.is_passed_on(wire.FLUSH, A, bytes(24)), "once more: Python knows whether it has changed"
         [birth], end = engine.engine.begin_turn()
-        assert operations(path)[1] == [*created, birth[4], 0, True]
+        assert operations(path)[1] == ["born", 0, [[*created, birth[4], None]]]
         assert birth[5] == (7, content.st_mtime_ns, content.st_ctime_ns)
         assert end == path.stat().st_size
         journal.go_on_at(end)
         journal.note("op", ["removexattr", A, b"m"], must=True)
         journal.note("op", ["removexattr", A, b"refused"], must=True)
         journal.take_back()
-        engine.engine.end_turn(A + 1, journal.end)
+        engine.engine.end_turn(A + 1, END, journal.end)
         assert engine.is_passed_on(wire.FLUSH, A, bytes(24)), "it was closed before"
         assert create(engine, ROOT, b"second").error == 0
         assert [operation[0] for operation in operations(path)] == [
             "removexattr",
-            "create",
+            "born",
             "commit",
             "removexattr",
-            "create",
+            "born",
         ]
     journal.close()
 
@@ -291,7 +379,7 @@ def test_closing_what_python_knows(prepared: Path, objects: Path, tmp_path: Path
         engine.engine.begin_turn()
         engine.engine.disown(A)
         engine.engine.disown(A + 17)
-        engine.engine.end_turn(A + 3, journal.end)
+        engine.engine.end_turn(A + 3, END, journal.end)
         for inode in (A, A + 1, A + 17, B):
             assert engine.is_passed_on(wire.FLUSH, inode, bytes(24))
         assert engine.ask(wire.FLUSH, A + 2, bytes(24)) == wire.Reply(0, b"")
@@ -313,7 +401,7 @@ def test_a_journal_that_cannot_be_written(prepared: Path, objects: Path, disk: P
         allow(engine, journal_end=-1)
         assert is_python_asked(engine, ROOT, b"new"), "Python has something to write first"
         engine.engine.begin_turn()
-        engine.engine.end_turn(A, journal.end)
+        engine.engine.end_turn(A, END, journal.end)
         with open(disk / "fill", "wb", buffering=0) as fill:
             while True:
                 try:
@@ -325,7 +413,8 @@ def test_a_journal_that_cannot_be_written(prepared: Path, objects: Path, disk: P
             created += 1
         assert engine.passed_on(wire.CREATE, ROOT)
         assert created == len(engine.engine.take_births()) == sum(n < A + created for n in numbers_in(objects))
-        assert [operation[2] for operation in operations(disk / "journal")] == [b"%200d" % n for n in range(created)]
+        noted = [row[2] for _, _, [row] in operations(disk / "journal")]
+        assert noted == [b"%200d" % n for n in range(created)]
         assert engine.ask(wire.LOOKUP, ROOT, b"%200d\0" % created).error == 0, "there is no such name"
         (disk / "fill").unlink()
         assert create(engine, ROOT, b"%200d" % created).error == 0

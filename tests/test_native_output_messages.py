@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import random
+import stat
 import struct
 from pathlib import Path
 
@@ -82,6 +83,8 @@ def test_names(prepared: Path, objects: Path, is_alone: bool) -> None:
     nothing = {"nodeid": 0, "entry_valid": CACHE_S if is_alone else 0, "entry_valid_nsec": 0}
     with output_engine(prepared, objects, alone=is_alone) as engine:
         inner = node_of(engine, b"inner")
+        for node in (A, LAST):
+            engine.engine.describe(node, stat.S_IFDIR | 0o755, 2, 0, 0, 7, 0, 0, 0)
         for node in (1, inner, A, LAST):
             assert look_up(engine, node, b"new") == nothing
             engine.engine.add_name(node, b"new")

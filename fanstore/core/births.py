@@ -1,18 +1,22 @@
-"""Files that the native engine has created by itself, in a job of one node, and how Python gets to know of them.
+"""Files that the native engine has created by itself, and how Python gets to know of them.
 
 Owns the order of changes between the two (native/outputbirths.h): who changes names has a turn, the engine for one
-creation, Python for one operation (``with births``), before which what was created since is taken over, in order, so
-that the tree gives it the numbers that it has. Used by outputs.py. Trio thread only.
+creation, Python for one operation (``with births``), before which what was created since is taken over, in order. In a
+job of one node the engine creates anywhere, with the numbers that the tree would give. In one of several nodes it does
+so in directories that were lent to this node (leases.py), with numbers that were given to it, and what it has created
+is in the tree of this node at once, and in those of others when they were told (``untold``). Used by outputs.py. Trio
+thread only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from fanstore.core.journal import Journal
 from fanstore.core.objects import Objects, Stamp
+from fanstore.core.output import END_OUTPUT
 from fanstore.core.outputtree import OutputTree
 from fanstore.core.saver import Saver
 
@@ -34,14 +38,22 @@ class Creator(Protocol):
         """The same, and where the journal ends, if it is known; nothing is created from now on."""
 
     def disown(self, inode: int) -> None:
-        """In a turn: this one is closed by us, or gone."""
+        """In a turn: this one is closed by us, or gone; 0 for all that there are."""
 
-    def end_turn(self, next_inode: int, journal_end: int) -> None:
-        """Go on, with these. Nothing is created while the end of the journal is not known."""
+    def lend(self, directory: int, lent: bool) -> None:
+        """In a turn, in a job of several nodes: it may create files in this directory, or not any more."""
+
+    def end_turn(self, next_inode: int, end_inode: int, journal_end: int) -> None:
+        """Go on, with these numbers. Nothing is created while the end of the journal is not known."""
 
 
 class Births:
-    """What this node knows of them."""
+    """What this node knows of them.
+
+    Attributes:
+        untold: what other nodes do not know yet, as operation "born" has it (outputtree.py); grows at its end.
+        _numbers: those that the engine gives next, in a job of several nodes, from the first to below the last.
+    """
 
     def __init__(
         self,
@@ -51,13 +63,17 @@ class Births:
         saver: Saver | None,
         rank: int,
         looked_up: Callable[[int], None],
+        alone: bool,
     ) -> None:
+        self.untold: list[list[Any]] = []
         self._tree = tree
         self._objects = objects
         self._journal = journal
         self._saver = saver
         self._rank = rank
         self._looked_up = looked_up
+        self._alone = alone
+        self._numbers = range(0)
         self._creator: Creator | None = None
 
     def use(self, creator: Creator | None) -> None:
@@ -66,6 +82,29 @@ class Births:
         self._creator = creator
         with self:  # which tells it with which number to begin
             return
+
+    @property
+    def possible(self) -> bool:
+        """Is there anybody who could create files besides us?"""
+        return self._creator is not None
+
+    @property
+    def numbers_left(self) -> int:
+        """How many files can be created before new numbers are needed, in a job of several nodes."""
+        return len(self._numbers)
+
+    def give(self, numbers: range) -> None:
+        """Numbers for those that are created from now on, instead of those that were given before."""
+        with self:
+            self._numbers = numbers
+
+    def lend(self, directory: int, lent: bool) -> None:
+        """Files may be created in a directory, or not any more. Then all that are open are closed by us."""
+        with self:
+            if self._creator is not None:
+                self._creator.lend(directory, lent)
+                if not lent:
+                    self._creator.disown(0)
 
     def take_over(self) -> None:
         """Know what was created up to now: before anything is said of names, or of outputs."""
@@ -89,10 +128,12 @@ class Births:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._creator is not None:
-            self._creator.end_turn(self._tree.next_inode, -1 if self._journal is None else self._journal.end)
+            numbers = range(self._tree.next_inode, END_OUTPUT) if self._alone else self._numbers
+            journal_end = -1 if self._journal is None else self._journal.end
+            self._creator.end_turn(numbers.start, numbers.stop, journal_end)
 
     def disown(self, inodes: Iterable[int]) -> None:
-        """In a turn: these were closed by us, or are gone."""
+        """In a turn: these were closed by us, or are gone, or are to be closed by us."""
         if self._creator is not None:
             for inode in inodes:
                 self._creator.disown(inode)
@@ -100,9 +141,13 @@ class Births:
     def _add(self, births: Sequence[Birth]) -> None:
         """The journal has them already."""
         for inode, parent, name, mode, mtime_ns, closed in births:
+            if not self._alone:
+                self.untold.append([inode, parent, name, mode, mtime_ns, None if closed is None else closed[:2]])
+                if name:
+                    self._numbers = range(inode + 1, self._numbers.stop)
             if name:
-                made = self._tree.apply(("create", parent, name, mode, mtime_ns, self._rank, True))
-                assert made.result == inode
+                self._tree.apply(("born", self._rank, ((inode, parent, name, mode, mtime_ns, None),)))
+                assert inode in self._tree.outputs
                 self._looked_up(inode)
             if closed is not None:
                 self._close(inode, *closed)

@@ -54,6 +54,9 @@ Answer = tuple[str, int, int]
 class Follower(Protocol):
     """What is done with an operation on each node."""
 
+    def admit(self, rank: int, operation: Operation) -> None:
+        """May this node want that? Asked where it is decided on. Raises RefusedError."""
+
     def apply(self, operation: Operation) -> Effect:
         """Apply it to the tree of this node, and do what follows from it. Raises RefusedError."""
 
@@ -69,6 +72,7 @@ class Council:
         _leader: the rank that decides, as far as is known here; it only ever grows.
         _leads: this node has taken over: it knows everything that was confirmed.
         _log: operations by number; _results: the same by ticket. _common: every living node has applied so many.
+        _light: of so many, the operations themselves are not remembered any more.
         _reached: on the node that decides, how many operations each other one has applied, as far as it has said.
         _lines: one message on its way to each of them at a time.
         _behind: those that have not applied something in time, and may never have been sent it.
@@ -86,6 +90,7 @@ class Council:
         self._log: collections.OrderedDict[int, tuple[Ticket, Operation, int]] = collections.OrderedDict()
         self._results: collections.OrderedDict[Ticket, tuple[int, int]] = collections.OrderedDict()
         self._common = 0
+        self._light = 0
         self._reached: dict[int, int] = {}
         self._lines: dict[int, trio.Lock] = {}
         self._behind: set[int] = set()
@@ -122,13 +127,17 @@ class Council:
                     break
                 await trio.sleep(_AGAIN_S)
             kind, value, number = answer
-            while self.applied < number:  # what it was decided on must be seen here, too
-                await self._moved.wait()
+            await self.wait_applied(number)  # what it was decided on must be seen here, too
             if kind == _REFUSED:
                 raise RefusedError(value)
             return value
         log.error("a change to the outputs was not decided within %g s", DECIDE_LIMIT_S)
         raise RefusedError(errno.ETIMEDOUT)
+
+    async def wait_applied(self, number: int) -> None:
+        """Until this node has applied so many operations."""
+        while self.applied < number:
+            await self._moved.wait()
 
     async def _ask_leader(self, ticket: Ticket, operation: Operation) -> Answer | None:
         """What the node that decides says; None if there is none at the moment."""
@@ -158,6 +167,7 @@ class Council:
             await self._spread(number)
             return (_DONE, result, number)
         try:
+            self._follower.admit(ticket[0], operation)
             effect = self._apply(ticket, operation)
         except RefusedError as error:
             return (_REFUSED, error.number, self.applied)
@@ -173,12 +183,21 @@ class Council:
         if self._peers is not None:
             self._log[self.applied] = (ticket, operation, effect.result)
             self._results[ticket] = (self.applied, effect.result)
+            self._lighten()
             while len(self._log) > _REMEMBERED and next(iter(self._log)) <= self._common:
                 self._log.popitem(last=False)
                 self._results.popitem(last=False)
             self._moved.set()
             self._moved = trio.Event()
         return effect
+
+    def _lighten(self) -> None:
+        """Of operations that every living node has applied, only the results are remembered: some are large."""
+        for number in range(self._light + 1, min(self._common, self.applied) + 1):
+            if number in self._log:
+                ticket, _, result = self._log[number]
+                self._log[number] = (ticket, (), result)
+        self._light = max(self._light, min(self._common, self.applied))
 
     async def _spread(self, number: int) -> None:
         """Until all other nodes have applied the operation with this number, and all before it."""

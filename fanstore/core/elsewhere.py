@@ -43,6 +43,7 @@ class Elsewhere:
         self._objects = objects
         self._shelf = shelf
         self._peers = peers
+        self._bringing: dict[int, trio.Lock] = {}
 
     async def read(self, output: Output, offset: int, length: int) -> bytes:
         """Bytes of an output, short at its end. Raises RefusedError, OSError."""
@@ -63,6 +64,26 @@ class Elsewhere:
             await trio.sleep(_AGAIN_S)
         log.warning("the content of %s is on rank %d only, which does not give it", self._tree.title(output), holder)
         raise RefusedError(errno.EIO)
+
+    async def bring(self, output: Output) -> None:
+        """Bring all of an output to this node, unless somebody else just did. Raises OSError, RefusedError."""
+        inode = output.inode
+        async with self._bringing.setdefault(inode, trio.Lock()):
+            if self._objects.find(inode) is not None:
+                return
+            version, size, mtime_ns = output.version, output.size, output.mtime_ns
+            part = self._objects.part(inode)
+            try:
+                async with await trio.open_file(part, "wb", buffering=0) as file:
+                    for offset in range(0, size, PIECE_BYTES * PIECES):
+                        data = await self.read(output, offset, min(PIECE_BYTES * PIECES, size - offset))
+                        await file.write(data)
+                if output.version != version:
+                    raise RefusedError(errno.ESTALE)
+                self._objects.take_in(inode, part, mtime_ns)
+            finally:
+                part.unlink(missing_ok=True)
+                self._bringing.pop(inode, None)
 
     async def _read_saved(self, output: Output, offset: int, length: int) -> bytes | None:
         """From ``--output``; None if it has got another name there in this moment."""

@@ -23,11 +23,17 @@ class Kernel(Protocol):
     def changed(self, directory: Attributes) -> None:
         """What stat says of a directory that is an output or holds some."""
 
-    def removed(self, inode: int) -> None:
-        """A directory that was an output is none any more."""
+    def removed(self, inode: int) -> int:
+        """A directory that was an output is none any more, or another node knows more of it; as ``told``."""
+
+    def told(self, inode: int) -> int:
+        """How often the kernel was told of a directory without our doing, since this was last asked."""
 
     def dropped(self, inode: int) -> None:
         """The content of an output is not here any more, or is another one."""
 
-    async def settle(self, inodes: set[int]) -> None:
-        """Until the kernel of this node does not believe its old listings and contents of these any more."""
+    async def settle(self, inodes: dict[int, bool]) -> None:
+        """Until the kernel of this node does not believe what it knew of these any more.
+
+        Attributes; and where it says so listings and contents, too.
+        """

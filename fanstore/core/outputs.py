@@ -25,9 +25,10 @@ import trio
 
 from fanstore.core.births import Births, Creator
 from fanstore.core.council import OUTPUT_QUESTION, Council
-from fanstore.core.elsewhere import PIECE_BYTES, PIECES, Elsewhere
+from fanstore.core.elsewhere import Elsewhere
 from fanstore.core.journal import Journal
 from fanstore.core.kernel import Kernel
+from fanstore.core.leases import Leases
 from fanstore.core.namespace import Attributes, Child, Namespace
 from fanstore.core.objects import Objects
 from fanstore.core.output import END_OUTPUT, FIRST_OUTPUT, Output
@@ -94,17 +95,18 @@ class Outputs:
         self._council = Council(peers, self)
         self.saver: Saver | None = None
         if shelf is not None:
-            self.saver = Saver(self.tree, objects, shelf, self.rank, self.decides, self._council.decide)
+            self.saver = Saver(self.tree, objects, shelf, self.rank, self.decides, self._decide)
         self._elsewhere = Elsewhere(self.tree, objects, shelf, peers)
         self._lookups: dict[int, int] = {}
-        self.births = Births(self.tree, objects, self._journal, self.saver, self.rank, self.looked_up)
+        self.births = Births(self.tree, objects, self._journal, self.saver, self.rank, self.looked_up, self.alone)
+        self.leases = Leases(self.tree, self._council, self.births, peers)
         self._nameless: dict[int, Output] = {}
-        self._fetching: dict[int, trio.Lock] = {}
         self._closing: dict[int, trio.Lock] = {}
         self._noted: set[int] = set()
         self._short = trio.Event()
         self._handlers: dict[str, Callable[..., Any]] = {
             **self._council.handlers(),
+            **self.leases.handlers(),
             "piece": self._elsewhere.give_piece,
         }
 
@@ -135,7 +137,7 @@ class Outputs:
         for output in self.tree.outputs.values():
             if output.place is not None:
                 kernel.appeared(output.place, output)
-        self.births.use(creator if self.alone else None)
+        self.births.use(creator)
 
     @property
     def journal_fd(self) -> int:
@@ -161,6 +163,7 @@ class Outputs:
         """For as long as the outputs live: have changes decided, and save them."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._council.run)
+            nursery.start_soon(self.leases.run)
             if self.saver is not None:
                 nursery.start_soon(self.saver.run)
             nursery.start_soon(self._keep_spares)
@@ -214,11 +217,19 @@ class Outputs:
 
     def _count_changed(self) -> int:
         """Contents here that were not made known as they are; files that were made ahead are no contents yet."""
-        return sum(self.tree.knew(inode) and self.objects.is_changed(inode) for inode in self.objects.all())
+        return sum(inode in self.tree.outputs and self.objects.is_changed(inode) for inode in self.objects.all())
+
+    async def _decide(self, operation: Operation) -> int:
+        return await self.leases.decide(operation)
 
     # --- Follower: operations, in the order that all nodes have ---
 
+    def admit(self, rank: int, operation: Operation) -> None:
+        self.leases.admit(rank, operation)
+
     def apply(self, operation: Operation) -> Effect:
+        if operation[0] == "born" and operation[1] == self.rank:
+            return Effect(self.rank)  # it is in our tree since it was created (births.py)
         with self.births:
             return self._apply(operation)
 
@@ -239,7 +250,9 @@ class Outputs:
                 self._nameless[output.inode] = output
             else:
                 self._forget_content(output.inode)
-        if operation[0] == "commit":
+        if operation[0] == "rename":
+            self.births.disown((effect.result,))  # where it is now, others may look at it without asking us
+        elif operation[0] == "commit":
             self.births.disown((operation[1],))
             if operation[4] != self.rank:
                 self._supersede(operation[1])
@@ -275,25 +288,30 @@ class Outputs:
     def _describe_directories(self, effect: Effect, operation: Operation) -> None:
         if self._kernel is None:
             return
-        touched = {place.parent for place in (*effect.appeared, *effect.vanished)}
+        touched = {place.parent for place in (*effect.appeared, *effect.vanished)} | set(effect.lent)
         if operation[0] in ("create", "setattr", "rename"):
             touched.add(effect.result)
         for inode in touched:
             output = self.tree.outputs.get(inode)
-            if inode < FIRST_OUTPUT or (output is not None and output.is_directory and output.place is not None):
+            if self.tree.lent.get(inode, self.rank) != self.rank:
+                self.looked_up(inode, self._kernel.removed(inode))  # another node knows more of it: Python asks first
+            elif inode < FIRST_OUTPUT or (output is not None and output.is_directory and output.place is not None):
                 self._kernel.changed(self.attributes(inode))
         for output in effect.removed:
             if output.is_directory:
-                self._kernel.removed(output.inode)
+                self.looked_up(output.inode, self._kernel.removed(output.inode))
 
     async def settle(self, effect: Effect) -> None:
         if self._kernel is None or self.alone:
             return
-        stale = {place.parent for place in (*effect.appeared, *effect.vanished)}
+        stale = dict.fromkeys(effect.altered, False)
+        stale |= {place.parent: True for place in (*effect.appeared, *effect.vanished)} | dict.fromkeys(
+            effect.lent, True
+        )
         for inode in effect.changed:
             output = self.tree.outputs.get(inode)
             if output is not None and output.is_file and output.holder != self.rank and inode in self._lookups:
-                stale.add(inode)
+                stale[inode] = True
         await self._kernel.settle(stale)
 
     def _supersede(self, inode: int) -> None:
@@ -334,12 +352,15 @@ class Outputs:
         """An output that has a name, or that somebody may still have open."""
         return self._nameless.get(inode) or self.tree.get(inode)
 
-    def looked_up(self, inode: int) -> None:
-        """The kernel was told of an output once more."""
-        self._lookups[inode] = self._lookups.get(inode, 0) + 1
+    def looked_up(self, inode: int, times: int = 1) -> None:
+        """The kernel was told of an output, once more or several times."""
+        if times:
+            self._lookups[inode] = self._lookups.get(inode, 0) + times
 
     def forget(self, inode: int, lookups: int) -> None:
         """The kernel has forgotten so many of its look-ups."""
+        if self._kernel is not None:
+            self.looked_up(inode, self._kernel.told(inode))
         left = self._lookups.get(inode, 0) - lookups
         if left > 0:
             self._lookups[inode] = left
@@ -388,7 +409,7 @@ class Outputs:
         if mode & _SPECIAL_BITS:
             raise RefusedError(errno.EPERM)
         wanted = ("create", parent, name, stat.S_IFREG | stat.S_IMODE(mode), time.time_ns(), self.rank, exclusive)
-        inode = await self._council.decide(wanted)
+        inode = await self._decide(wanted)
         output = self.tree.outputs.get(inode)
         if output is not None and output.version == 0 and output.holder == self.rank:
             try:
@@ -398,22 +419,23 @@ class Outputs:
             except FileExistsError:
                 return inode  # made by this node a moment ago
             except OSError as error:
-                await self._council.decide(("remove", parent, name, False, time.time_ns()))
+                await self._decide(("remove", parent, name, False, time.time_ns()))
                 raise RefusedError(error.errno or errno.EIO) from error
+            await self.leases.created(parent)
         return inode
 
     async def make_directory(self, parent: int, name: bytes, mode: int) -> int:
         wanted = ("create", parent, name, stat.S_IFDIR | stat.S_IMODE(mode), time.time_ns(), self.rank, True)
-        return await self._council.decide(wanted)
+        return await self._decide(wanted)
 
     async def make_symlink(self, parent: int, name: bytes, target: bytes) -> int:
-        return await self._council.decide(("symlink", parent, name, target, time.time_ns()))
+        return await self._decide(("symlink", parent, name, target, time.time_ns()))
 
     async def remove(self, parent: int, name: bytes, *, directory: bool) -> None:
-        await self._council.decide(("remove", parent, name, directory, time.time_ns()))
+        await self._decide(("remove", parent, name, directory, time.time_ns()))
 
     async def rename(self, parent: int, name: bytes, to: int, to_name: bytes, *, replace: bool) -> None:
-        await self._council.decide(("rename", parent, name, to, to_name, replace, time.time_ns()))
+        await self._decide(("rename", parent, name, to, to_name, replace, time.time_ns()))
 
     async def set_attributes(self, inode: int, mode: int | None, mtime_ns: int | None) -> None:
         """chmod and utimensat."""
@@ -425,7 +447,7 @@ class Outputs:
                 self._set_time(inode, mtime_ns)
             output.mode = output.mode if mode is None else stat.S_IFMT(output.mode) | stat.S_IMODE(mode)
             return
-        await self._council.decide(("setattr", inode, mode, mtime_ns))
+        await self._decide(("setattr", inode, mode, mtime_ns))
 
     async def resize(self, inode: int, size: int) -> None:
         """truncate. Raises RefusedError, OSError."""
@@ -456,7 +478,7 @@ class Outputs:
         if output.place is None:
             output.xattrs[name] = value
             return
-        await self._council.decide(("setxattr", inode, name, value))
+        await self._decide(("setxattr", inode, name, value))
 
     async def remove_xattr(self, inode: int, name: bytes) -> None:
         output = self.get(inode)
@@ -464,7 +486,7 @@ class Outputs:
             if output.xattrs.pop(name, None) is None:
                 raise RefusedError(errno.ENODATA)
             return
-        await self._council.decide(("removexattr", inode, name))
+        await self._decide(("removexattr", inode, name))
 
     # --- content ---
 
@@ -486,26 +508,8 @@ class Outputs:
 
     async def make_local(self, inode: int) -> None:
         """Bring the content of an output to this node, where it is about to change. Raises OSError, RefusedError."""
-        if self.objects.find(inode) is not None:
-            return
-        lock = self._fetching.setdefault(inode, trio.Lock())
-        async with lock:
-            if self.objects.find(inode) is not None:
-                return
-            output = self.get(inode)
-            version, size, mtime_ns = output.version, output.size, output.mtime_ns
-            part = self.objects.part(inode)
-            try:
-                async with await trio.open_file(part, "wb", buffering=0) as file:
-                    for offset in range(0, size, PIECE_BYTES * PIECES):
-                        data = await self._elsewhere.read(output, offset, min(PIECE_BYTES * PIECES, size - offset))
-                        await file.write(data)
-                if output.version != version:
-                    raise RefusedError(errno.ESTALE)
-                self.objects.take_in(inode, part, mtime_ns)
-            finally:
-                part.unlink(missing_ok=True)
-                self._fetching.pop(inode, None)
+        if self.objects.find(inode) is None:
+            await self._elsewhere.bring(self.get(inode))
 
     # --- making known ---
 
@@ -534,6 +538,7 @@ class Outputs:
 
     async def sync_names(self) -> None:
         """fsync of a directory: names that were given stand in ``--output`` when this returns."""
+        await self.leases.clear_all()
         if self.saver is None or not self._settings.durable:
             return
         with trio.move_on_after(SYNC_LIMIT_S):
@@ -551,7 +556,7 @@ class Outputs:
                 if output.version == 0 or self.objects.is_changed(inode):
                     if self.saver is not None:
                         self.saver.expect(inode, content.stamp, urgent)
-                    await self._council.decide(("commit", inode, content.size, content.mtime_ns, self.rank))
+                    await self._decide(("commit", inode, content.size, content.mtime_ns, self.rank))
                     self.objects.set_clean(inode, content.stamp)
                 elif urgent and self.saver is not None:
                     self.saver.expect(inode, content.stamp, urgent)
@@ -560,12 +565,18 @@ class Outputs:
 
     async def close_all(self) -> None:
         """The mount has ended: what is still open counts as closed."""
-        self.births.take_over()
+        await self._tell_last()
         for inode in list(self.objects.all()):
             try:
                 await self._make_known(inode, urgent=True)
             except RefusedError as error:
                 log.debug("output %x: %s", inode, error)
+
+    async def _tell_last(self) -> None:
+        try:
+            await self.leases.tell()
+        except RefusedError as error:
+            log.error("other nodes do not know what was created here at the end: %s", error)
 
     # --- questions of other nodes ---
 

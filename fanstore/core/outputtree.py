@@ -61,6 +61,7 @@ class Effect(NamedTuple):
     Attributes:
         result: the inode that it was about.
         appeared, vanished: names; changed: outputs that are to be saved anew; removed: outputs without a name now.
+        lent: directories that were lent to a node, or are not any more; altered: what has another mode or time now.
     """
 
     result: int
@@ -68,6 +69,8 @@ class Effect(NamedTuple):
     vanished: tuple[Place, ...] = ()
     changed: tuple[int, ...] = ()
     removed: tuple[Output, ...] = ()
+    lent: tuple[int, ...] = ()
+    altered: tuple[int, ...] = ()
 
 
 class OutputTree:
@@ -77,12 +80,15 @@ class OutputTree:
         outputs: by inode number; those that were removed stay until they are gone from ``--output``.
         standing: what stands in ``--output``, by place.
         going: outputs about which something is being done there.
+        lent: directories in which one node, by its rank, creates files without asking, with numbers of its own, which
+            the others get to know later ("born"); who else wants to know has it give the directory back (leases.py).
     """
 
     def __init__(self, dataset: Names) -> None:
         self.outputs: dict[int, Output] = {}
         self.standing: dict[Place, int] = {}
         self.going: set[int] = set()
+        self.lent: dict[int, int] = {}
         self._standing_in: dict[int, set[int]] = {}
         self._dataset = dataset
         self._children: dict[int, dict[bytes, int]] = {}
@@ -92,6 +98,10 @@ class OutputTree:
         self._moves = 0
         self._apply: dict[str, Callable[..., Effect]] = {
             "create": self._create,
+            "lend": self._lend,
+            "return": self._return,
+            "revoke": self._revoke,
+            "born": self._born,
             "symlink": self._symlink,
             "remove": self._remove,
             "rename": self._rename,
@@ -187,7 +197,10 @@ class OutputTree:
     def apply(self, operation: Operation) -> Effect:
         """Do an operation; RefusedError if it cannot be done, and then nothing has changed.
 
-        create parent name mode mtime_ns rank exclusive | symlink parent name target mtime_ns |
+        create parent name mode mtime_ns rank exclusive |
+        lend directory rank numbers | return directory rank | revoke rank |
+        born rank [[inode parent name mode mtime_ns closed] ...] (closed: None or [size mtime_ns]; name empty: known) |
+        symlink parent name target mtime_ns |
         remove parent name directory mtime_ns | rename parent name parent name replace mtime_ns |
         commit inode size mtime_ns rank | setattr inode mode mtime_ns (None: as it is) |
         setxattr inode name value | removexattr inode name |
@@ -234,9 +247,9 @@ class OutputTree:
         else:
             self.outputs[directory].mtime_ns = mtime_ns
 
-    def _add(self, place: Place, mode: int, mtime_ns: int) -> Output:
-        inode = Inode(self._next)
-        self._next += 1
+    def _add(self, place: Place, mode: int, mtime_ns: int, number: int | None = None) -> Output:
+        inode = Inode(self._next if number is None else number)
+        self._next = max(self._next, inode + 1)
         output = self.outputs[inode] = Output(inode, place, mode, mtime_ns)
         self._put(output, place)
         self._touch(place.parent, mtime_ns)
@@ -279,6 +292,55 @@ class OutputTree:
         output.holder = rank if output.is_file else SHARED
         return Effect(output.inode, appeared=(place,), changed=(output.inode,) if output.is_directory else ())
 
+    def _lend(self, directory: int, rank: int, numbers: int) -> Effect:
+        """The first of so many numbers, which are the node's from now on."""
+        self._directory(directory)
+        if directory < FIRST_OUTPUT or directory in self.lent:
+            raise RefusedError(errno.EBUSY)
+        self.lent[directory] = rank
+        first = self._next
+        self._next += numbers
+        return Effect(first, lent=(directory,))
+
+    def _return(self, directory: int, rank: int) -> Effect:
+        if self.lent.get(directory) != rank:
+            return Effect(directory)  # it was removed, or asked for twice
+        del self.lent[directory]
+        return Effect(directory, lent=(directory,))
+
+    def _revoke(self, rank: int) -> Effect:
+        """The node is dead."""
+        lent = tuple(directory for directory, holder in self.lent.items() if holder == rank)
+        for directory in lent:
+            del self.lent[directory]
+        return Effect(rank, lent=lent)
+
+    def _born(self, rank: int, births: Sequence[Sequence[Any]]) -> Effect:
+        """Files that a node has created by itself, or closed for the first time. Said twice, it is done once."""
+        appeared: list[Place] = []
+        changed: list[int] = []
+        for inode, parent, name, mode, mtime_ns, closed in births:
+            if name and not self._is_known_or_taken(inode, Place(parent, name)):
+                output = self._add(Place(parent, name), mode, mtime_ns, inode)
+                output.holder = rank
+                appeared.append(Place(parent, name))
+            born = self.outputs.get(inode)
+            if closed is not None and born is not None and born.version == 0 and born.place is not None:
+                size, closed_ns = closed
+                self._commit(inode, size, closed_ns, rank)
+                changed.append(inode)
+        return Effect(rank, tuple(appeared), changed=tuple(changed))
+
+    def _is_known_or_taken(self, inode: int, place: Place) -> bool:
+        """Neither, when a node says so for the first time, unless it was taken for dead meanwhile."""
+        if inode in self.outputs:
+            return True
+        try:
+            self._free(place)
+        except RefusedError:
+            return True
+        return False
+
     def _symlink(self, parent: int, name: bytes, target: bytes, mtime_ns: int) -> Effect:
         place = Place(parent, name)
         if len(target) >= PATH_BYTES:
@@ -296,6 +358,7 @@ class OutputTree:
         if self._children.get(output.inode):
             raise RefusedError(errno.ENOTEMPTY)
         self._take_away(output)
+        self.lent.pop(output.inode, None)
         self._touch(parent, mtime_ns)
         self._drop_unseen(output)
         return Effect(output.inode, vanished=(place,), changed=(output.inode,), removed=(output,))
@@ -316,6 +379,7 @@ class OutputTree:
         if victim is not None:
             self._check_victim(output, victim, replace)
             victim.last = self._take_away(victim)
+            self.lent.pop(victim.inode, None)
             self._drop_unseen(victim)
         self._take_away(output)
         self._put(output, new)
@@ -357,7 +421,7 @@ class OutputTree:
         if mtime_ns is not None:
             output.mtime_ns = mtime_ns
         output.meta += 1
-        return Effect(inode, changed=(inode,))
+        return Effect(inode, changed=(inode,), altered=(inode,))
 
     def _setxattr(self, inode: int, name: bytes, value: bytes) -> Effect:
         if len(value) > XATTR_BYTES:
@@ -463,6 +527,7 @@ class OutputTree:
                 assert directory < FIRST_OUTPUT or self.outputs[directory].is_directory
             directories = sum(self.outputs[inode].is_directory for inode in names.values())
             assert directories == self.subdirectories(directory)
+        assert all(self.outputs[directory].place is not None for directory in self.lent)
         named = {inode for names in self._children.values() for inode in names.values()}
         assert named == {inode for inode, output in self.outputs.items() if output.place is not None}
         for place, inode in self.standing.items():
@@ -481,5 +546,24 @@ def parents(operation: Operation) -> tuple[int, ...]:
             return (operation[1],)
         case "rename":
             return (operation[1], operation[3])
+        case "born":
+            return tuple({birth[1] for birth in operation[2] if birth[2]})
         case _:
             return ()
+
+
+def concerned(tree: OutputTree, operation: Operation) -> set[int]:
+    """The directories that nobody else may fill while this operation is done."""
+    found = set(parents(operation)) if operation[0] != "born" else set()
+    match operation[0]:
+        case "remove":
+            ends = tree.lookup(operation[1], operation[2])
+        case "rename":
+            ends = tree.lookup(operation[3], operation[4])
+        case "setattr":
+            ends = tree.outputs.get(operation[1])
+        case _:
+            ends = None
+    if ends is not None and ends.is_directory:
+        found.add(ends.inode)
+    return found

@@ -99,6 +99,10 @@ class OutputContent(Protocol):
         """Where the engine notes what it creates; -1 for nowhere."""
 
     @property
+    def rank(self) -> int:
+        """The node that has created it then."""
+
+    @property
     def births(self) -> Heir:
         """Whom to tell that it has created something."""
 
@@ -169,6 +173,7 @@ class NativeEngine:
             alone=alone,
             waits=waits,
             journal=-1 if outputs is None else outputs.journal_fd,
+            rank=0 if outputs is None else outputs.rank,
         )
         self._lister = Lister(self._engine)
         self._ours, self.socket = socket_pair()
@@ -178,7 +183,7 @@ class NativeEngine:
         self._budget = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
         self._resumed = trio.CapacityLimiter(RESUMED_MOST)
         self._stopped = False
-        self._creates = outputs is not None and alone
+        self._creates = outputs is not None
         self._awaits_births = False
         self._remote: Remote | None = None
         if remote is not None and remote.exchange is not None:
@@ -240,9 +245,12 @@ class NativeEngine:
 
     # --- outputs ---
 
-    def add_name(self, parent: int, name: bytes) -> None:
-        """There is an output of this name; counted. Before the kernel is told so. From any thread, as all of these."""
-        self._engine.add_name(parent, name)
+    def add_name(self, parent: int, name: bytes, folder: int) -> None:
+        """There is an output of this name; counted. Before the kernel is told so. From any thread, as all of these.
+
+        ``folder``: its inode if it is a directory, 0 otherwise.
+        """
+        self._engine.add_name(parent, name, folder)
 
     def remove_name(self, parent: int, name: bytes) -> None:
         """The opposite of ``add_name``."""
@@ -257,12 +265,16 @@ class NativeEngine:
         a = attributes
         self._engine.describe(a.inode, a.mode, a.nlink, a.size, a.blocks, a.mtime_ns, a.uid, a.gid, valid_s)
 
-    def drop_directory(self, inode: int) -> None:
-        """The directory has no name any more."""
-        self._engine.undescribe(inode)
+    def drop_directory(self, inode: int) -> int:
+        """The directory has no name any more, or another node has borrowed it; as ``take_told``."""
+        return self._engine.undescribe(inode)
+
+    def take_told(self, inode: int) -> int:
+        """How often the engine has told the kernel of a directory by itself since this was last asked."""
+        return self._engine.take_told(inode)
 
     def has_births(self) -> bool:
-        """As Creator has it, and so the next four."""
+        """As Creator has it, and so the next five."""
         return self._engine.has_births()
 
     def take_births(self) -> Sequence[Birth]:
@@ -274,8 +286,11 @@ class NativeEngine:
     def disown(self, inode: int) -> None:
         self._engine.disown(inode)
 
-    def end_turn(self, next_inode: int, journal_end: int) -> None:
-        self._engine.end_turn(next_inode, journal_end)
+    def lend(self, directory: int, lent: bool) -> None:
+        self._engine.lend(directory, lent)
+
+    def end_turn(self, next_inode: int, end_inode: int, journal_end: int) -> None:
+        self._engine.end_turn(next_inode, end_inode, journal_end)
 
     async def _take_over_births(self) -> None:
         """Some time after the first of them: by then most were closed, and many are taken at once."""

@@ -28,7 +28,8 @@ from fanstore.ids import Inode
 
 log = logging.getLogger(__name__)
 
-#: In a job of several nodes the kernel asks again each time: another node may have changed an output.
+#: In a job of several nodes the kernel asks for a name each time, and for what a file is: another node may have changed
+#: it. What a directory is, it is told when that changes.
 _SHARED_CACHE_S = 0.0
 
 _SPECIAL = errno.EPERM
@@ -56,8 +57,9 @@ class OutputOperations(FanstoreOperations):
 
     def _output_entry(self, inode: int) -> EntryAttributes:
         """Attributes of an output, or of a directory of the dataset that holds some."""
-        cache_s = CACHE_S if inode < FIRST_OUTPUT else self._cache_s
-        return to_entry(self._outputs.attributes(inode), cache_s, cache_s)
+        attributes = self._outputs.attributes(inode)
+        attributes_s = CACHE_S if stat.S_ISDIR(attributes.mode) else self._cache_s
+        return to_entry(attributes, CACHE_S if inode < FIRST_OUTPUT else self._cache_s, attributes_s)
 
     def _known_output(self, inode: int) -> EntryAttributes:
         """The same, for a reply by which the kernel gets to know it."""
@@ -84,6 +86,7 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        await self._outputs.leases.clear_name(parent_inode, name)
         output = self._outputs.lookup(parent_inode, name)
         if output is not None:
             return self._known_output(output.inode)
@@ -106,6 +109,7 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        await self._outputs.leases.clear(inode)
         return self._entry(Inode(inode))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -186,6 +190,7 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+        await self._outputs.leases.clear(fh)
         if self._outputs.is_output(fh):
             self._outputs.get(fh)
             for position, name in ((1, b"."), (2, b"..")):
@@ -314,11 +319,12 @@ class OutputOperations(FanstoreOperations):
 class NamesCache(Protocol):
     """What the native engine wants to know."""
 
-    def add_name(self, parent: int, name: bytes) -> None: ...
+    def add_name(self, parent: int, name: bytes, folder: int) -> None: ...
     def remove_name(self, parent: int, name: bytes) -> None: ...
     def mix(self, entry: int) -> None: ...
     def set_directory(self, attributes: Attributes, valid_s: int) -> None: ...
-    def drop_directory(self, inode: int) -> None: ...
+    def drop_directory(self, inode: int) -> int: ...
+    def take_told(self, inode: int) -> int: ...
     def open(self, inode: int, flags: int) -> int: ...
     def drop(self, inode: int) -> None: ...
 
@@ -328,7 +334,6 @@ class KernelNames:
 
     def __init__(self, engine: NamesCache | None, alone: bool) -> None:
         self._engine = engine
-        self._cache_s = CACHE_S if alone else _SHARED_CACHE_S
 
     def without_engine(self) -> None:
         """It cannot run here."""
@@ -340,7 +345,7 @@ class KernelNames:
 
     def appeared(self, place: Place, output: Output) -> None:
         if self._engine is not None:
-            self._engine.add_name(place.parent, place.name)
+            self._engine.add_name(place.parent, place.name, output.inode if output.is_directory else 0)
             if place.parent < FIRST_OUTPUT:
                 self._engine.mix(place.parent - 1)
 
@@ -350,21 +355,23 @@ class KernelNames:
 
     def changed(self, directory: Attributes) -> None:
         if self._engine is not None:
-            self._engine.set_directory(directory, int(CACHE_S if directory.inode < FIRST_OUTPUT else self._cache_s))
+            self._engine.set_directory(directory, int(CACHE_S))
 
-    def removed(self, inode: int) -> None:
-        if self._engine is not None:
-            self._engine.drop_directory(inode)
+    def removed(self, inode: int) -> int:
+        return 0 if self._engine is None else self._engine.drop_directory(inode)
+
+    def told(self, inode: int) -> int:
+        return 0 if self._engine is None else self._engine.take_told(inode)
 
     def dropped(self, inode: int) -> None:
         if self._engine is not None:
             self._engine.drop(inode)
 
-    async def settle(self, inodes: set[int]) -> None:
+    async def settle(self, inodes: dict[int, bool]) -> None:
         """The kernel drops what it has cached. In a thread: it waits for pages that are being filled."""
-        for inode in inodes:
+        for inode, content in inodes.items():
             try:
-                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, pyfuse3.InodeT(inode))
+                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, pyfuse3.InodeT(inode), not content)
             except OSError as error:
                 if error.errno != errno.ENOENT:  # it does not know it: so much the better
                     log.debug("the kernel keeps what it has of %d: %s", inode, error)

@@ -95,7 +95,7 @@ static void *inherit_main(void *argument) {
         take_over(heir, count, taken);
         if (round % 2 == 0) { /* Python makes something itself */
             heir->next++;
-            fsx_outputs_end_turn(heir->outputs, heir->next, fsx_births_journal_end(births));
+            fsx_outputs_end_turn(heir->outputs, heir->next, FSX_OUTPUT_END, fsx_births_journal_end(births));
         } else {
             fsx_births_end(births);
         }
@@ -116,7 +116,7 @@ static uint64_t count_objects(int folder, uint64_t first, uint64_t end) {
 void drive_births(uint32_t rounds, int folder) {
     const int journal = openat(folder, "journal", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     check_call(journal >= 0, "journal");
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, true, journal);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, true, journal, 0);
     check_call(outputs != NULL, "no outputs");
     const struct fuse_attr_out card = {.attr = {.ino = PARENT}};
     char name[64];
@@ -125,7 +125,7 @@ void drive_births(uint32_t rounds, int folder) {
     check(!fsx_outputs_create(outputs, &wanted, &created), "created before Python has said so");
     struct heir heir = {.outputs = outputs, .next = FSX_OUTPUT_FIRST};
     fsx_births_begin(fsx_outputs_births(outputs));
-    fsx_outputs_end_turn(outputs, heir.next, 0);
+    fsx_outputs_end_turn(outputs, heir.next, FSX_OUTPUT_END, 0);
     check(!fsx_outputs_create(outputs, &wanted, &created), "created in a directory that is not there");
     check(fsx_outputs_describe(outputs, &card), "no memory");
     atomic_store(&creating, true);

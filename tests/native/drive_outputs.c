@@ -118,8 +118,9 @@ static void *name_main(void *argument) {
     while (atomic_load(&writing)) {
         for (uint32_t pass = 0; pass < 2; pass++)
             for (uint32_t i = 0; i < 1000; i++) {
+                const uint64_t directory = i % 3 == 0 ? inode_of(i) : 0;
                 if (pass == 0)
-                    check(fsx_outputs_add_name(outputs, i % 5, &i, sizeof i), "no memory");
+                    check(fsx_outputs_add_name(outputs, i % 5, &i, sizeof i, directory), "no memory");
                 else
                     check(fsx_outputs_remove_name(outputs, i % 5, &i, sizeof i), "a name is lost");
             }
@@ -128,9 +129,9 @@ static void *name_main(void *argument) {
 }
 
 static void use_from_threads(uint32_t rounds) {
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1, 0);
     check_call(outputs != NULL, "no outputs");
-    check(fsx_outputs_add_name(outputs, 7, "for ever", 8), "no memory");
+    check(fsx_outputs_add_name(outputs, 7, "for ever", 8, 0), "no memory");
     for (uint64_t i = 0; i < OUTPUTS; i++)
         make_object(inode_of(i));
     replace(outputs, 0);
@@ -231,7 +232,7 @@ static void use_engine(uint32_t rounds) {
     struct output *truth = calloc(OUTPUTS, sizeof *truth);
     check(truth != NULL, "no memory");
     uint64_t seed = 5;
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1, 0);
     check_call(outputs != NULL, "no outputs");
     rig_start_with(&rig, outputs, folder, -1, 1, LOCAL_FILES, FSX_VERIFY_FIRST, 0, 0);
     for (uint32_t round = 0; round < rounds; round++)

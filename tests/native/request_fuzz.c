@@ -368,18 +368,18 @@ static void *read_file(const char *path, size_t *length) {
 /* With outputs in a third of all directories, of which some of the dataset are mixed. Nothing is opened. */
 static struct fsx_outputs *make_outputs(const struct fsx_index *x, bool alone) {
     const int directory = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    struct fsx_outputs *outputs = fsx_outputs_new(directory, x->entries, alone, !alone, -1);
+    struct fsx_outputs *outputs = fsx_outputs_new(directory, x->entries, alone, !alone, -1, 0);
     check(directory >= 0 && outputs != NULL, "no outputs");
     close(directory);
     for (uint32_t i = 0; i < x->entries; i++) {
         if (has_output((uint64_t)i + 1))
-            fsx_outputs_add_name(outputs, (uint64_t)i + 1, OUTPUT_NAME, strlen(OUTPUT_NAME));
+            fsx_outputs_add_name(outputs, (uint64_t)i + 1, OUTPUT_NAME, strlen(OUTPUT_NAME), 0);
         if (i > 0 && i % 4 == 1 && S_ISDIR(x->mode[i]))
             fsx_outputs_mix(outputs, i);
     }
     for (uint64_t node = FSX_OUTPUT_FIRST; node < FSX_OUTPUT_FIRST + 3; node++)
         if (has_output(node))
-            fsx_outputs_add_name(outputs, node, OUTPUT_NAME, strlen(OUTPUT_NAME));
+            fsx_outputs_add_name(outputs, node, OUTPUT_NAME, strlen(OUTPUT_NAME), 0);
     return outputs;
 }
 
