@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, record
-from harness.command import BenchmarkError, find_program, run
+from harness.command import launcher, program, run
 from harness.dataset import DatasetSpec, make
 from harness.record import Spread, markdown_table
 from harness.script import run_script
@@ -31,18 +31,6 @@ RANKS = (1, 2, 4)
 TURNS = {"first": "the deciding node", "last": "another node", "all": "all at once"}
 RUN_S = 300.0
 RAW_TRIPS = 5000
-
-
-def program(name: str) -> str:
-    found = find_program(name)
-    if found is None:
-        raise BenchmarkError(f"{name} is missing: scripts/setup installs it")
-    return found
-
-
-def launcher(ranks: int) -> list[str]:
-    options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
 
 
 def sum_up(texts: list[str]) -> dict[str, Any]:

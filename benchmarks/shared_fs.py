@@ -30,7 +30,7 @@ from typing import Any
 
 from harness import machine, record
 from harness.caches import drop, drop_method, files_below
-from harness.command import BenchmarkError, end_group, find_program, run
+from harness.command import BenchmarkError, end_group, launcher, program, run
 from harness.dataset import Dataset, DatasetSpec, make
 from harness.reading import Readers
 from harness.record import Spread, markdown_table
@@ -46,13 +46,6 @@ CONTENDERS = ("shared", "copied", "unpacked", "fanstore", "fanstore-staged")
 PARTITIONS = 8
 #: Small against the dataset: what an epoch finds in memory is what the kernel keeps, in all contenders.
 FANSTORE_CACHE = "32MiB"
-
-
-def program(name: str) -> str:
-    found = find_program(name)
-    if found is None:
-        raise BenchmarkError(f"{name} is missing: scripts/setup installs it")
-    return found
 
 
 class Job:
@@ -105,14 +98,11 @@ class Job:
         return {"startup_s": startup_s, "epochs": epochs, "asked": asdict(self._shared.counts())}
 
     def _mounter(self) -> list[str]:
-        launcher = []
-        if self._nodes > 1:  # one node needs none
-            options = ["--oversubscribe", "--bind-to", "none", "-n", str(self._nodes)]
-            launcher = [program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
+        launch = launcher(self._nodes) if self._nodes > 1 else []  # one node needs none
         mounter = [program("fanstore-mount"), str(self._shared.clients[0] / "data.fan"), self._root()]
         options = ["--local", str(self.directory / "local-{rank}"), "--cache", FANSTORE_CACHE]
         staged = ["--stage-first"] if self._contender == "fanstore-staged" else []
-        return [*launcher, *mounter, *options, "--engine", "native", *staged]
+        return [*launch, *mounter, *options, "--engine", "native", *staged]
 
     def _copy(self) -> None:
         """On all nodes at once; each through its own client to its own directory."""

@@ -6,7 +6,9 @@ A checkpoint of 1 GiB in pieces of 1 MiB, and 10,000 files of 10 KB, written by 
 with --scratch; a mount with --output on the same disk (--fsync local, so that the same disk is waited for; the copies
 are made meanwhile, and are part of the figure); and one with --output elsewhere, which is memory (/dev/shm) here, and
 stands for a shared file system: the copies do not take the disk's time. --local is always on that disk. With --output a
-third time is kept: until everything stood there. Writes results/NAME.json (every run), NAME.md and NAME.png.
+third time is kept: until everything stood there. With --nodes 2 the same in jobs of two nodes, both on this machine, of
+which the second writes, which is not the one that decides on names. Writes results/NAME.json (every run), NAME.md and
+NAME.png.
 
 As root, the small files are written to a new ext4 in an image on that disk: where files were removed a minute ago, ext4
 looks past each of them, and takes up to ten times as long to make one. So the figures would depend on what came before.
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, record
-from harness.command import BenchmarkError, find_program, run
+from harness.command import BenchmarkError, launcher, program, run
 from harness.dataset import DatasetSpec, make
 from harness.record import Spread, markdown_table
 from harness.script import run_script
@@ -37,8 +39,11 @@ RUN_S = 600.0
 SETTLE_S = 2.0
 
 
-def contenders(engines: list[str]) -> list[str]:
-    return ["disk", *(f"{kind}, {engine}" for engine in engines for kind in ("scratch", "output", "output elsewhere"))]
+def contenders(engines: list[str], nodes: list[int]) -> list[str]:
+    """Each is a place, an engine, and how many nodes, if more than one."""
+    places = ("scratch", "output", "output elsewhere")
+    ends = ["" if count == 1 else f", {count} nodes" for count in nodes]
+    return ["disk", *(f"{place}, {engine}{end}" for end in ends for engine in engines for place in places)]
 
 
 def measure(contender: str, kind: str, count: int, size: int, work: Path, mounter: str) -> dict[str, float]:
@@ -61,13 +66,18 @@ def measure_on(
             return dict(json.loads(run([*writer, str(place), str(count), str(size), str(disk)], RUN_S).stdout))
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    where, engine = contender.split(", ")
+    where, engine, *nodes = contender.split(", ")
     output = ELSEWHERE / f"fanstore-bench-{os.getpid()}" if where == "output elsewhere" else disk / "output"
     options = ["--scratch"] if where == "scratch" else ["--output", str(output), "--fsync", "local"]
-    argv = [mounter, str(work / "d.fan"), str(work / "mount"), "--local", str(disk / "local"), "--engine", engine]
+    last = int(nodes[0].split()[0]) - 1 if nodes else 0
+    argv = [mounter, str(work / "d.fan"), str(work / "mount-{rank}"), "--local", str(disk / "local-{rank}")]
+    only_last = ["sh", "-c", f'[ "$FANSTORE_RANK" != {last} ] || exec "$@"', "sh"]
+    command = [*writer, str(work / f"mount-{last}/run"), str(count), str(size), str(disk)]
     start_s = time.perf_counter()
     try:
-        command = [*argv, *options, "--", *writer, str(work / "mount/run"), str(count), str(size), str(disk)]
+        command = [*argv, "--engine", engine, *options, "--", *only_last, *command]
+        if last > 0:
+            command = [*launcher(last + 1), *command]
         figures: dict[str, float] = dict(json.loads(run(command, RUN_S).stdout))
         if where != "scratch":
             figures["saved_s"] = time.perf_counter() - start_s
@@ -136,6 +146,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="part of the usual bytes and files, for a trial")
     parser.add_argument("--engine", nargs="+", choices=("native", "python"), default=["native", "python"])
+    parser.add_argument("--nodes", nargs="+", type=int, default=[1], help="of the jobs")
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
     parser.add_argument("--name", default=f"write-speed-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
@@ -144,10 +155,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def benchmark(arguments: argparse.Namespace) -> None:
-    prep, mounter = find_program("fanstore-prep"), find_program("fanstore-mount")
-    if prep is None or mounter is None:
-        raise BenchmarkError("FanStore is not installed: scripts/setup")
-    names = contenders(arguments.engine)
+    prep, mounter = program("fanstore-prep"), program("fanstore-mount")
+    names = contenders(arguments.engine, arguments.nodes)
     sizes = {"large": (max(1, int(1024 * arguments.scale)), 1 << 20), "small": (int(10_000 * arguments.scale), 10_000)}
     runs: list[dict[str, Any]] = []
     with workspace(arguments.work_dir) as work:
@@ -159,7 +168,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
                 count, size = sizes[kind]
                 for contender in names[shift:] + names[:shift]:
                     figures = measure(contender, kind, count, size, work, mounter)
-                    print(f"round {number}: {kind}: {contender:16} {figures}")
+                    print(f"round {number}: {kind}: {contender:34} {figures}")
                     place = {"round": number, "kind": kind, "contender": contender}
                     runs.append(place | figures | {"load_average": os.getloadavg()[0]})
         result = {

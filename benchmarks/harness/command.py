@@ -39,6 +39,20 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join(places))
 
 
+def program(name: str) -> str:
+    """The same; without it there is nothing to measure."""
+    found = find_program(name)
+    if found is None:
+        raise BenchmarkError(f"{name} is missing: scripts/setup installs it")
+    return found
+
+
+def launcher(ranks: int) -> list[str]:
+    """Starts so many processes on this machine, whatever its cores."""
+    options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return [program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
+
+
 def end_group(process: "subprocess.Popen[bytes]") -> None:
     """End a program that was started here as the leader of its own group, and all that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):

@@ -4,7 +4,6 @@ Used by remote_reads.py and profile_remote.py. What each rank does is in remote_
 """
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.command import BenchmarkError, find_program, run
+from harness.command import BenchmarkError, launcher, program, run
 from harness.reading import Readers
 from harness.remote import Case, Spec, total
 
@@ -36,17 +35,10 @@ def _make_tree(root: Path, sizes: list[int], bytes_per_size: int) -> None:
                 (root / f"{folder}" / f"{size}-{number:05}.bin").write_bytes(bytes_of(size))
 
 
-def _program(name: str) -> str:
-    found = find_program(name)
-    if found is None:
-        raise BenchmarkError(f"{name} is missing: scripts/setup installs it")
-    return found
-
-
 def prepare(work: Path, sizes: list[int], bytes_per_size: int, seconds: float) -> Spec:
     """The tree, prepared below ``work``, and a compiled reader; what all jobs that read it have in common."""
     _make_tree(work / "tree", sizes, bytes_per_size)
-    argv = [_program("fanstore-prep"), str(work / "tree"), str(work / "prepared")]
+    argv = [program("fanstore-prep"), str(work / "tree"), str(work / "prepared")]
     run([*argv, "--partitions", str(_FOLDERS), "--codec", "none"], 300)
     shutil.rmtree(work / "tree")
     Readers(work, 1, 60)  # compiles the reader
@@ -57,8 +49,7 @@ def _launch(ranks: int, way: str) -> list[str]:
     """The launcher; FanStore alone needs none. Open MPI without one leaves its shared memory in /dev/shm."""
     if ranks == 1 and way != "raw":
         return []
-    options = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [_program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
+    return launcher(ranks)
 
 
 def run_job(
@@ -75,7 +66,7 @@ def run_job(
     if way == "mount":
         # A cache smaller than the files of one size, so that each pass fetches them again.
         options = ["--local", spec.local, "--stage-first", "--engine", engine, "--cache", _MOUNT_CACHE]
-        argv = [*_launch(ranks, way), _program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
+        argv = [*_launch(ranks, way), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
     done = run(argv, 120 + 5 * spec.seconds * len(cases))
     if way == "mount":
         texts = [(directory / f"figures-{rank}").read_text().splitlines() for rank in range(ranks)]
