@@ -305,6 +305,20 @@ async def test_others_are_told_by_and_by(prepared: Path, tmp_path: Path) -> None
 
 
 @with_mock_clock
+async def test_who_only_wants_to_know_takes_nothing_away(prepared: Path, tmp_path: Path) -> None:
+    async with cluster(prepared, tmp_path) as made:
+        first, second, _ = made.nodes
+        directory = await borrow(second)
+        await first.outputs.leases.hear()
+        assert len(first.outputs.tree.children(directory)) == SERIES + 5
+        assert first.outputs.tree.lent == {directory: 1} and directory in second.engine.lent
+        assert second.outputs.describe()["lent"] == 1 and first.outputs.describe()["lent"] == 0
+        made.network.stop(1)
+        await first.outputs.leases.hear()
+        made.network.cont(1)
+
+
+@with_mock_clock
 async def test_directories_of_the_dataset_are_not_lent(prepared: Path, tmp_path: Path) -> None:
     async with cluster(prepared, tmp_path) as made:
         for number in range(5 * SERIES):

@@ -46,6 +46,8 @@ NUMBERS, NUMBERS_FEW = 1 << 20, 1 << 16
 TELL_S = 0.3
 #: Seconds for a node to give a directory back before it is asked again, and between two attempts.
 GIVE_LIMIT_S = 10.0
+#: Seconds for a node to tell what it has created, for those who only want to know.
+HEAR_LIMIT_S = 2.0
 _AGAIN_S = 0.02
 #: Bytes of births in one operation: it must fit into a message, with what is around it.
 _TELL_BYTES = 40_000
@@ -81,7 +83,7 @@ class Leases:
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """Questions of other nodes, as those of the council."""
-        return {"give": self._asked_to_give}
+        return {"give": self._asked_to_give, "tell": self._asked_to_tell}
 
     # --- changes of names ---
 
@@ -139,10 +141,10 @@ class Leases:
                 return
             await self.clear(output.inode)
 
-    async def clear_all(self) -> None:
-        """The same for all that there are."""
-        for directory in list(self._tree.lent):
-            await self.clear(directory)
+    async def hear(self) -> None:
+        """Know what other nodes have created up to now, in directories that they keep; not that of silent ones."""
+        for rank in {*self._tree.lent.values()} - {self._rank}:
+            await self._ask(rank, ["tell"], HEAR_LIMIT_S)
 
     def _holder(self, directory: int) -> int | None:
         """The other node that has a directory."""
@@ -159,17 +161,26 @@ class Leases:
                 log.debug("rank %d is not dead for all: %s", holder, error)
                 return False
             return True
-        question = OUTPUT_QUESTION + msgpack.packb(["give", directory])
+        return await self._ask(holder, ["give", directory], GIVE_LIMIT_S)
+
+    async def _ask(self, rank: int, words: list[Any], limit_s: float) -> bool:
+        """Have a node do something, and know here what it has told by that."""
+        assert self._peers is not None
         try:
-            (applied,) = msgpack.unpackb(await self._peers.ask(holder, question, GIVE_LIMIT_S))
+            answer = await self._peers.ask(rank, OUTPUT_QUESTION + msgpack.packb(words), limit_s)
         except PeerError as error:
-            log.debug("rank %d does not give a directory back: %s", holder, error)
+            log.debug("rank %d does not %s: %s", rank, words[0], error)
             return False
+        (applied,) = msgpack.unpackb(answer)
         await self._council.wait_applied(applied)
         return True
 
     async def _asked_to_give(self, peer: int, directory: int) -> list[Any]:
         await self._give_back(directory)
+        return [self._council.applied]
+
+    async def _asked_to_tell(self, peer: int) -> list[Any]:
+        await self.tell()
         return [self._council.applied]
 
     # --- what this node has ---

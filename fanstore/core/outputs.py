@@ -203,6 +203,7 @@ class Outputs:
             "bytes": sum(self._attributes_of(output).size for output in files),
             "being_written": self._count_changed() if self.waits else 0,
             "directory": None if self._shelf is None else str(self._shelf.directory),
+            "lent": sum(rank == self.rank for rank in self.tree.lent.values()),
         }
         if self.saver is not None:
             pending_files, pending_bytes = self.saver.pending()
@@ -538,7 +539,7 @@ class Outputs:
 
     async def sync_names(self) -> None:
         """fsync of a directory: names that were given stand in ``--output`` when this returns."""
-        await self.leases.clear_all()
+        await self.leases.hear()
         if self.saver is None or not self._settings.durable:
             return
         with trio.move_on_after(SYNC_LIMIT_S):

@@ -102,6 +102,8 @@ class OutputOperations(FanstoreOperations):
             nothing = EntryAttributes()
             nothing.st_ino = 0
         else:
+            if self._namespace.is_control(Inode(parent_inode)):
+                await self._outputs.leases.hear()  # statistics are about the outputs of all nodes
             nothing = await self.look_in_dataset(parent_inode, name)
         if nothing.st_ino == 0:
             nothing.entry_timeout = self._cache_s
