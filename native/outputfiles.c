@@ -185,8 +185,8 @@ int fsx_output_files_make(struct fsx_output_files *files, uint64_t inode, struct
     return 0;
 }
 
-void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode) {
-    fsx_output_stock_skip(files->stock, inode);
+void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode, uint64_t end) {
+    fsx_output_stock_skip(files->stock, inode, end);
 }
 
 void fsx_output_files_unmake(struct fsx_output_files *files, uint64_t inode) {

@@ -30,8 +30,8 @@ void fsx_output_files_release(struct fsx_output_files *files, const struct fsx_o
 
 /* Make the file of a new output, empty; what stat says of it. 0 or an errno. One thread at a time, as for the next. */
 int fsx_output_files_make(struct fsx_output_files *files, uint64_t inode, struct stat *facts);
-/* New outputs will have this number or a higher one. */
-void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode);
+/* New outputs will have this number or a higher one, and a lower one than `end`. */
+void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode, uint64_t end);
 /* It is not to be: remove it, and forget its descriptor. */
 void fsx_output_files_unmake(struct fsx_output_files *files, uint64_t inode);
 

@@ -174,7 +174,7 @@ void fsx_outputs_count(const struct fsx_outputs *outputs, struct fsx_output_coun
 struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs) { return outputs->births; }
 
 void fsx_outputs_end_turn(struct fsx_outputs *outputs, uint64_t next_inode, uint64_t end_inode, int64_t journal_end) {
-    fsx_output_files_skip(outputs->files, next_inode);
+    fsx_output_files_skip(outputs->files, next_inode, end_inode);
     fsx_births_set(outputs->births, next_inode, end_inode, journal_end);
 }
 

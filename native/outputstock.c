@@ -36,6 +36,7 @@ struct fsx_output_stock {
     bool wants;          /* the thread is to make more */
     uint32_t asked;      /* creations in a row */
     uint64_t first, end; /* files from `first` up to below `end` are made; `first` is the lowest that may be asked for */
+    uint64_t limit;      /* and none with this number or a higher one; `end` may be above it if none are made */
     uint64_t busy;       /* the number of the file that the thread is making or removing; 0 for none */
     int fds[ROOM];       /* by number */
 };
@@ -64,7 +65,9 @@ static void discard(const struct fsx_output_stock *stock, uint64_t inode, int fd
 
 /* ---- the thread: with the lock held, which is let go of for calls of the disk ------------------------------------- */
 
-static bool is_full(const struct fsx_output_stock *stock) { return stock->end - stock->first >= ROOM; }
+static bool is_full(const struct fsx_output_stock *stock) {
+    return stock->end - stock->first >= ROOM || stock->end >= stock->limit;
+}
 
 static void finish(struct fsx_output_stock *stock) {
     stock->busy = 0;
@@ -133,7 +136,13 @@ struct fsx_output_stock *fsx_output_stock_new(int directory) {
     struct fsx_output_stock *stock = calloc(1, sizeof *stock);
     if (stock == NULL)
         return NULL;
-    stock->directory = directory;
+    stock->directory = fcntl(directory, F_DUPFD_CLOEXEC, 0);
+    if (stock->directory < 0) {
+        const int error = errno;
+        free(stock);
+        errno = error;
+        return NULL;
+    }
     pthread_mutex_init(&stock->lock, NULL);
     pthread_cond_init(&stock->changed, NULL);
     pthread_condattr_t monotonic;
@@ -163,6 +172,7 @@ void fsx_output_stock_free(struct fsx_output_stock *stock) {
     pthread_cond_destroy(&stock->wanted);
     pthread_cond_destroy(&stock->changed);
     pthread_mutex_destroy(&stock->lock);
+    close(stock->directory);
     free(stock);
 }
 
@@ -183,9 +193,26 @@ static void leave_below(struct fsx_output_stock *stock, uint64_t inode) {
         stock->first = stock->end = inode;
 }
 
-void fsx_output_stock_skip(struct fsx_output_stock *stock, uint64_t inode) {
+/* With the lock held: nor are those from the limit on, which are few, if any. */
+static void leave_above(struct fsx_output_stock *stock) {
+    while (stock->end > stock->first && stock->end > stock->limit) {
+        while (stock->busy != 0 && stock->busy >= stock->limit)
+            pthread_cond_wait(&stock->changed, &stock->lock);
+        if (stock->end == stock->first || stock->end <= stock->limit)
+            break;
+        const uint64_t left = --stock->end;
+        const int fd = stock->fds[left % ROOM];
+        pthread_mutex_unlock(&stock->lock);
+        discard(stock, left, fd);
+        pthread_mutex_lock(&stock->lock);
+    }
+}
+
+void fsx_output_stock_skip(struct fsx_output_stock *stock, uint64_t inode, uint64_t end) {
     pthread_mutex_lock(&stock->lock);
+    stock->limit = end;
     leave_below(stock, inode);
+    leave_above(stock);
     pthread_mutex_unlock(&stock->lock);
 }
 

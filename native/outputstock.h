@@ -15,7 +15,7 @@
 
 struct fsx_output_stock;
 
-/* `directory` is the caller's, and must stay open. NULL without memory. */
+/* `directory` is duplicated. NULL with errno set. */
 struct fsx_output_stock *fsx_output_stock_new(int directory);
 /* Nobody may use it any more. Removes what is left. A thread that hangs in a call of a dead disk is left alone after a
  * while, with its memory. NULL is allowed. */
@@ -25,7 +25,8 @@ void fsx_output_stock_free(struct fsx_output_stock *stock);
  * caller's from now on. -1 if there is none, and then nobody else makes it. Waits for it if it is just being made. */
 int fsx_output_stock_take(struct fsx_output_stock *stock, uint64_t inode);
 
-/* The next output will have this number, or a higher one; those below that were not taken are somebody else's to make. */
-void fsx_output_stock_skip(struct fsx_output_stock *stock, uint64_t inode);
+/* The next output will have this number, or a higher one, and a lower one than `end`; those below that were not taken, and
+ * those from `end` on, are somebody else's to make. */
+void fsx_output_stock_skip(struct fsx_output_stock *stock, uint64_t inode, uint64_t end);
 
 #endif

@@ -478,6 +478,54 @@ async def test_new_numbers(prepared: Path, tmp_path: Path, monkeypatch: pytest.M
         assert len(await made.nodes[0].list(directory)) == 100 + SERIES + 5
 
 
+@pytest.mark.parametrize("kind", ["commit", "setattr"])
+@with_mock_clock
+async def test_closed_while_python_makes_it_known(prepared: Path, tmp_path: Path, kind: str) -> None:
+    """A child process closes its copy of a descriptor while another one syncs the file, or sets its time: one order."""
+    async with cluster(prepared, tmp_path) as made:
+        first, second, _ = made.nodes
+        directory = await borrow(second)
+        inode = await second.open_new(directory, b"shared")
+        (second.objects.path / f"{inode:x}").write_bytes(b"content")
+        second.outputs.births.take_over()
+        async with trio.open_nursery() as nursery:
+            if kind == "commit":
+                nursery.start_soon(second.outputs._make_known, inode, True)
+            else:
+                nursery.start_soon(second.outputs.set_attributes, inode, None, 12_345)
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
+            closed = second.engine.close(inode)
+        if not closed:
+            await second.outputs.close(inode)
+        await first.outputs.leases.hear()
+        assert facts(first.outputs.tree)[inode] == facts(second.outputs.tree)[inode]
+        assert await first.read(directory, b"shared") == b"content"
+
+
+@with_mock_clock
+async def test_a_change_that_is_decided_too_late(prepared: Path, tmp_path: Path) -> None:
+    """Its program was told that it failed, and may create the name: not without asking, or there would be two."""
+    async with cluster(prepared, tmp_path) as made:
+        _, second, third = made.nodes
+        directory = await borrow(second)
+        await second.outputs.leases.tell()
+        made.network.stop(0)
+        with pytest.raises(RefusedError, match="ETIMEDOUT"):
+            await second.outputs.make_directory(directory, b"late", 0o755)
+        assert second.engine.create(directory, b"late") is None and not second.engine.lent
+        made.network.cont(0)
+        with trio.fail_after(60):
+            while second.outputs.lookup(directory, b"late") is None:  # noqa: ASYNC110 -- of another node, no event
+                await trio.sleep(0.1)
+        with pytest.raises(RefusedError, match="EEXIST"):
+            await second.open_new(directory, b"late")
+        for number in range(4 * SERIES):
+            await second.write(directory, b"after %d" % number, b"x")
+        assert directory in second.engine.lent, "lent anew"
+        assert len(await third.list(directory)) == SERIES + 5 + 1 + 4 * SERIES
+
+
 class Walker:
     """Does random things on random nodes, one after the other, beside a model."""
 

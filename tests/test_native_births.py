@@ -289,6 +289,26 @@ def test_files_are_made_ahead(creating: OutputEngine) -> None:
     assert creating.write(A + 100_000, 0, b"content") == 7
 
 
+def test_numbers_of_others_are_left_alone(together: OutputEngine) -> None:
+    """In a job of several nodes, nothing is made ahead with numbers that were not given to this one."""
+    together.engine.begin_turn()
+    together.engine.end_turn(A, A + 60, -1)
+    for number in range(40):
+        assert create(together, FOLDER, b"%d" % number).error == 0
+    wait_for(lambda: numbers_in(together.objects) == set(range(A, A + 60)), "they are not made ahead, or too many are")
+    for number in range(40, 60):
+        assert create(together, FOLDER, b"%d" % number).error == 0
+    assert is_python_asked(together, FOLDER, b"60")
+    together.engine.begin_turn()
+    together.engine.end_turn(A + 1000, A + 1200, -1)
+    for number in range(40):
+        assert create(together, FOLDER, b"more %d" % number).error == 0
+    wait_for(lambda: max(numbers_in(together.objects)) > A + 1100, "nothing is made ahead")
+    together.engine.begin_turn()
+    together.engine.end_turn(A + 1040, A + 1050, -1)
+    assert max(numbers_in(together.objects)) == A + 1049, "they were taken away"
+
+
 def test_files_that_nobody_asks_for_are_removed(creating: OutputEngine) -> None:
     for number in range(20):
         create(creating, FOLDER, b"%d" % number)

@@ -106,6 +106,11 @@ class Births:
                 if not lent:
                     self._creator.disown(0)
 
+    def take_back(self, inode: int) -> None:
+        """This one is closed by us from now on, if it was not closed before."""
+        with self:
+            self.disown((inode,))
+
     def take_over(self) -> None:
         """Know what was created up to now: before anything is said of names, or of outputs."""
         if self._creator is not None and self._creator.has_births():

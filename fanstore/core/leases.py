@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,7 @@ class Leases:
 
     Attributes:
         _turn: guards borrowing and giving back, one at a time. _telling: one "born" at a time, in the order of birth.
+        _filled: directories in which the engine of this node creates files; they are lent to it, or were removed.
     """
 
     def __init__(self, tree: OutputTree, council: Council, births: Births, peers: Peers | None) -> None:
@@ -80,6 +81,8 @@ class Leases:
         self._telling = trio.Lock()
         self._clearing: dict[int, trio.Lock] = {}
         self._series: dict[int, _Series] = {}
+        self._filled: set[int] = set()
+        self._is_told = True
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """Questions of other nodes, as those of the council."""
@@ -91,17 +94,33 @@ class Leases:
         """As Council.decide, with what was created here before, and without anybody who fills the directories."""
         if self._peers is None:
             return await self._council.decide(operation)
-        with trio.move_on_after(DECIDE_LIMIT_S):
-            while True:
-                await self.tell()
-                try:
-                    return await self._council.decide(operation)
-                except RefusedError as error:
-                    if error.number != LENT:
-                        raise
-                for directory in concerned(self._tree, operation):
-                    await self.clear(directory)
-        raise RefusedError(errno.ETIMEDOUT)
+        if operation[0] in ("commit", "setattr"):
+            self._births.take_back(operation[1])  # closed by the engine meanwhile, it would be told in another order
+        try:
+            with trio.move_on_after(DECIDE_LIMIT_S):
+                return await self._decide(operation)
+            raise RefusedError(errno.ETIMEDOUT)
+        except RefusedError as error:
+            if error.number == errno.ETIMEDOUT:
+                self._leave(concerned(self._tree, operation))
+            raise
+
+    async def _decide(self, operation: Operation) -> int:
+        while True:
+            await self.tell()
+            try:
+                return await self._council.decide(operation)
+            except RefusedError as error:
+                if error.number != LENT:
+                    raise
+            for directory in concerned(self._tree, operation):
+                await self.clear(directory)
+
+    def _leave(self, directories: set[int]) -> None:
+        """An operation may still be done, at any time: nothing is created there until it is lent anew."""
+        for directory in directories & self._filled:
+            self._births.lend(directory, False)
+            self._filled.discard(directory)
 
     def admit(self, rank: int, operation: Operation) -> None:
         """On the node that decides: may this node want that? Raises RefusedError."""
@@ -113,6 +132,10 @@ class Leases:
             raise RefusedError(LENT)
 
     # --- what others have ---
+
+    def is_elsewhere(self, directory: int) -> bool:
+        """Is it lent to another node, which knows more of it?"""
+        return self._holder(directory) is not None
 
     async def clear(self, directory: int) -> None:
         """Until no other node creates files in a directory, and all that were created are known here.
@@ -141,10 +164,15 @@ class Leases:
                 return
             await self.clear(output.inode)
 
-    async def hear(self) -> None:
-        """Know what other nodes have created up to now, in directories that they keep; not that of silent ones."""
+    async def hear(self) -> bool:
+        """Know what other nodes have created up to now, in directories that they keep; whether all have told."""
+        told = True
         for rank in {*self._tree.lent.values()} - {self._rank}:
-            await self._ask(rank, ["tell"], HEAR_LIMIT_S)
+            told &= self._is_lost(rank) or await self._ask(rank, ["tell"], HEAR_LIMIT_S)
+        return told
+
+    def _is_lost(self, rank: int) -> bool:
+        return self._peers is not None and self._peers.is_lost(rank)
 
     def _holder(self, directory: int) -> int | None:
         """The other node that has a directory."""
@@ -153,8 +181,7 @@ class Leases:
 
     async def _ask_for(self, directory: int, holder: int) -> bool:
         """Whether it was given back, or is not lent any more."""
-        assert self._peers is not None
-        if self._peers.is_lost(holder):
+        if self._is_lost(holder):
             try:
                 await self._council.decide(("revoke", holder))
             except RefusedError as error:
@@ -171,17 +198,23 @@ class Leases:
         except PeerError as error:
             log.debug("rank %d does not %s: %s", rank, words[0], error)
             return False
-        (applied,) = msgpack.unpackb(answer)
+        done, applied = msgpack.unpackb(answer)
         await self._council.wait_applied(applied)
-        return True
+        return bool(done)
 
     async def _asked_to_give(self, peer: int, directory: int) -> list[Any]:
-        await self._give_back(directory)
-        return [self._council.applied]
+        return await self._answer(self._give_back(directory))
 
     async def _asked_to_tell(self, peer: int) -> list[Any]:
-        await self.tell()
-        return [self._council.applied]
+        return await self._answer(self.tell())
+
+    async def _answer(self, doing: Awaitable[None]) -> list[Any]:
+        try:
+            await doing
+        except RefusedError as error:
+            log.debug("it cannot be given or told: %s", error)
+            return [False, 0]
+        return [True, self._council.applied]
 
     # --- what this node has ---
 
@@ -189,8 +222,16 @@ class Leases:
         """This node has created a file there by asking; after some of them it borrows the directory."""
         if self._peers is None or directory < FIRST_OUTPUT or not self._births.possible:
             return
+        try:
+            await self._created(directory)
+        except RefusedError as error:
+            log.debug("directory %x is not lent to us: %s", directory, error)
+
+    async def _created(self, directory: int) -> None:
+        """Raises RefusedError."""
         if directory in self._tree.lent:
-            if self._births.numbers_left == 0 and self._holder(directory) is None:
+            fills = directory in self._filled and self._births.numbers_left > 0
+            if not fills and self._holder(directory) is None:
                 await self._give_back(directory)
                 await self._borrow(directory)
             return
@@ -205,20 +246,20 @@ class Leases:
             await self._borrow(directory)
 
     async def _borrow(self, directory: int) -> None:
+        """Raises RefusedError."""
         async with self._turn:
             numbers = NUMBERS if self._births.numbers_left < NUMBERS_FEW else 0
-            try:
-                first = await self.decide(("lend", directory, self._rank, numbers))
-            except RefusedError as error:
-                log.debug("directory %x is not lent to us: %s", directory, error)
-                return
+            first = await self.decide(("lend", directory, self._rank, numbers))
             if numbers:
                 self._births.give(range(first, first + numbers))
             if self._tree.lent.get(directory) == self._rank:
                 self._births.lend(directory, True)
+                self._filled.add(directory)
 
     async def _give_back(self, directory: int) -> None:
+        """Raises RefusedError."""
         async with self._turn:
+            self._filled.discard(directory)
             if self._tree.lent.get(directory) != self._rank:
                 return
             self._births.lend(directory, False)
@@ -256,8 +297,12 @@ class Leases:
         """For as long as the outputs live: tell others now and then."""
         while self._peers is not None:
             await trio.sleep(TELL_S)
-            if self._births.untold:
-                try:
-                    await self.tell()
-                except RefusedError as error:
+            if not self._births.untold:
+                continue
+            try:
+                await self.tell()
+                self._is_told = True
+            except RefusedError as error:
+                if self._is_told:  # once
                     log.warning("other nodes do not know yet what was created here: %s", error)
+                self._is_told = False

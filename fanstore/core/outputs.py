@@ -46,6 +46,7 @@ SYNC_LIMIT_S = 60.0
 #: Not for files: the mount is nosuid, and to take them away at each write, as POSIX wants, would cost a message.
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _USER = b"user."
+_AGAIN_S = 0.1
 #: Operations that are refused when they cannot be noted; others must be possible on a full disk, too.
 _NEED_ROOM = ("create", "symlink", "setxattr")
 
@@ -305,7 +306,8 @@ class Outputs:
     async def settle(self, effect: Effect) -> None:
         if self._kernel is None or self.alone:
             return
-        stale = dict.fromkeys(effect.altered, False)
+        stale = {int(output.inode): False for output in effect.removed if output.inode in self._lookups}
+        stale |= dict.fromkeys(effect.altered, False)
         stale |= {place.parent: True for place in (*effect.appeared, *effect.vanished)} | dict.fromkeys(
             effect.lent, True
         )
@@ -418,7 +420,7 @@ class Outputs:
                 if self.objects.is_short():
                     self._short.set()
             except FileExistsError:
-                return inode  # made by this node a moment ago
+                log.debug("output %x was made by this node a moment ago", inode)
             except OSError as error:
                 await self._decide(("remove", parent, name, False, time.time_ns()))
                 raise RefusedError(error.errno or errno.EIO) from error
@@ -539,10 +541,11 @@ class Outputs:
 
     async def sync_names(self) -> None:
         """fsync of a directory: names that were given stand in ``--output`` when this returns."""
-        await self.leases.hear()
         if self.saver is None or not self._settings.durable:
             return
         with trio.move_on_after(SYNC_LIMIT_S):
+            while not await self.leases.hear():  # noqa: ASYNC110 -- of other nodes, no event
+                await trio.sleep(_AGAIN_S)
             await self.saver.wait_names()
             return
         log.error("fsync of a directory failed: %s", self.saver.trouble.reason or f"not done within {SYNC_LIMIT_S:g} s")

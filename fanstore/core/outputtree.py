@@ -180,10 +180,6 @@ class OutputTree:
         """The number that the next output will have."""
         return self._next
 
-    def knew(self, inode: int) -> bool:
-        """Is this the number of an output that there is, or was?"""
-        return FIRST_OUTPUT <= inode < self._next
-
     def standing_in(self, directory: int) -> list[int]:
         """The outputs that stand in a directory in ``--output``, which may have left it here."""
         return sorted(self._standing_in.get(directory, ()))

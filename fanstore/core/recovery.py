@@ -73,6 +73,7 @@ class _Memory:
     Attributes:
         known: by inode, sizes and times that a file has had since it was first closed.
         times: by inode, the times that its last content has had.
+        made: the inodes of all files that it tells of. (The tree knows numbers that were only given to a node.)
         end: where the last good record ends.
     """
 
@@ -81,14 +82,27 @@ class _Memory:
     end: int
     known: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     times: dict[int, set[int]] = field(default_factory=dict)
+    made: set[int] = field(default_factory=set)
 
     def apply(self, operation: Operation) -> None:
         """Do an operation again."""
         inode = self.tree.apply(operation).result
+        if operation[0] == "born":
+            for born, _, name, _, _, closed in operation[2]:
+                if name:
+                    self.made.add(born)
+                if closed is not None:
+                    self._note("commit", born)
+            return
+        if operation[0] in ("create", "found"):
+            self.made.add(inode)
+        self._note(operation[0], inode)
+
+    def _note(self, kind: str, inode: int) -> None:
         output = self.tree.outputs.get(inode)
-        if operation[0] in ("commit", "found"):
+        if kind in ("commit", "found"):
             self.times[inode] = set()
-        elif operation[0] != "setattr":
+        elif kind != "setattr":
             return
         if output is not None and output.is_file:
             self.times.setdefault(inode, set()).add(output.mtime_ns)
@@ -186,7 +200,7 @@ class _Recovery:
         nameless = 0
         for inode in self._objects.all():
             output = self._tree.outputs.get(inode)
-            if not self._tree.knew(inode):
+            if inode not in self._memory.made:
                 content = self._objects.find(inode)  # an empty one was about to be noted by the native engine
                 nameless += content is not None and content.size > 0
             elif output is not None and output.place is not None and not self._is_closed(output):

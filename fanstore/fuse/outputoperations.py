@@ -29,8 +29,9 @@ from fanstore.ids import Inode
 log = logging.getLogger(__name__)
 
 #: In a job of several nodes the kernel asks for a name each time, and for what a file is: another node may have changed
-#: it. What a directory is, it is told when that changes.
+#: it. What a directory is, it is told when that changes, and believes for as long as a path takes.
 _SHARED_CACHE_S = 0.0
+_SHARED_DIRECTORY_S = 1.0
 
 _SPECIAL = errno.EPERM
 
@@ -51,6 +52,7 @@ class OutputOperations(FanstoreOperations):
         self._outputs = outputs
         self._names = names
         self._cache_s = CACHE_S if outputs.alone else _SHARED_CACHE_S
+        self._directory_s = CACHE_S if outputs.alone else _SHARED_DIRECTORY_S
 
     def _catch_up(self) -> None:
         self._outputs.births.take_over()
@@ -58,8 +60,11 @@ class OutputOperations(FanstoreOperations):
     def _output_entry(self, inode: int) -> EntryAttributes:
         """Attributes of an output, or of a directory of the dataset that holds some."""
         attributes = self._outputs.attributes(inode)
-        attributes_s = CACHE_S if stat.S_ISDIR(attributes.mode) else self._cache_s
-        return to_entry(attributes, CACHE_S if inode < FIRST_OUTPUT else self._cache_s, attributes_s)
+        if inode < FIRST_OUTPUT:
+            return to_entry(attributes, CACHE_S, CACHE_S)
+        # Another node may know more of a directory that it has borrowed: in a listing of the one above it, say.
+        is_ours = stat.S_ISDIR(attributes.mode) and not self._outputs.leases.is_elsewhere(inode)
+        return to_entry(attributes, self._cache_s, self._directory_s if is_ours else self._cache_s)
 
     def _known_output(self, inode: int) -> EntryAttributes:
         """The same, for a reply by which the kernel gets to know it."""
@@ -336,6 +341,7 @@ class KernelNames:
 
     def __init__(self, engine: NamesCache | None, alone: bool) -> None:
         self._engine = engine
+        self._directory_s = CACHE_S if alone else _SHARED_DIRECTORY_S
 
     def without_engine(self) -> None:
         """It cannot run here."""
@@ -357,7 +363,7 @@ class KernelNames:
 
     def changed(self, directory: Attributes) -> None:
         if self._engine is not None:
-            self._engine.set_directory(directory, int(CACHE_S))
+            self._engine.set_directory(directory, int(CACHE_S if directory.inode < FIRST_OUTPUT else self._directory_s))
 
     def removed(self, inode: int) -> int:
         return 0 if self._engine is None else self._engine.drop_directory(inode)
