@@ -411,3 +411,44 @@ def test_output_is_gone(dead: Dead, expect_warnings: Expect) -> None:
     base.mkdir()
     assert salvage(dead.directory)
     assert (base / "run" / "name").read_bytes() == b"content"
+
+
+# --- files that the native engine has created (core/births.py) ---
+
+
+def test_files_that_the_engine_has_created(dead: Dead) -> None:
+    """Closed, unclosed and empty ones, in a directory that was lent to this node."""
+    folder = dead.did("create", ROOT, b"folder", FOLDER, 1, 0, True)
+    first = dead.did("lend", folder, 0, 1000)
+    for number, name in enumerate((b"closed", b"open", b"empty")):
+        dead.did("born", 0, [[first + number, folder, name, FILE, 1, None]])
+        dead.object(first + number).touch()
+    dead.object(first + 3).touch()  # made ahead
+    dead.close(first, b"content")
+    dead.object(first + 1).write_bytes(b"half")
+    assert dead.recover() == {"folder/closed": b"content", "folder/open.unfinished": b"half"}
+
+
+def test_content_with_a_number_that_nobody_tells_of(dead: Dead, expect_warnings: Expect) -> None:
+    """The end of the journal is lost: what it told of stays, although the number was one of this node's."""
+    expect_warnings(r"1 contents in .* have no name", r"1 outputs of a dead job could not be saved")
+    folder = dead.did("create", ROOT, b"folder", FOLDER, 1, 0, True)
+    first = dead.did("lend", folder, 0, 1000)
+    dead.object(first).write_bytes(b"whose?")
+    dead.journal.close()
+    assert not salvage(dead.directory)
+    assert dead.object(first).read_bytes() == b"whose?"
+
+
+def test_what_another_node_has_told_of_is_renamed(dead: Dead) -> None:
+    """It stands in ``--output`` as that node has told: the deciding node, which gave it its name, gives it the next."""
+    folder = dead.did("create", ROOT, b"folder", FOLDER, 1, 0, True)
+    (dead.out / "folder").mkdir()
+    dead.did("saved", folder, ROOT, b"folder", 0, 0)
+    first = dead.did("lend", folder, 1, 1000)
+    dead.did("born", 1, [[first, folder, b"old", FILE, 1, [7, 2_000_000_000]]])
+    (dead.out / "folder/old").write_bytes(b"content")
+    os.utime(dead.out / "folder/old", ns=(2_000_000_000, 2_000_000_000))
+    dead.did("saved", first, folder, b"old", 1, 0)
+    dead.did("rename", folder, b"old", folder, b"new", True, 3)
+    assert dead.recover() == {"folder/new": b"content"}
