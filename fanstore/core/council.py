@@ -43,7 +43,7 @@ _MESSAGE_BYTES = 50_000
 _REMEMBERED = 4096
 
 #: Answers.
-_DONE, _REFUSED, _NOT_ME = "done", "refused", "not me"
+DONE, REFUSED, NOT_ME = "done", "refused", "not me"
 
 #: Who wants an operation, and the how-manieth of its it is.
 Ticket = tuple[int, int]
@@ -128,7 +128,7 @@ class Council:
                 await trio.sleep(_AGAIN_S)
             kind, value, number = answer
             await self.wait_applied(number)  # what it was decided on must be seen here, too
-            if kind == _REFUSED:
+            if kind == REFUSED:
                 raise RefusedError(value)
             return value
         log.error("a change to the outputs was not decided within %g s", DECIDE_LIMIT_S)
@@ -152,30 +152,30 @@ class Council:
         except PeerError as error:
             log.debug("rank %d does not decide: %s", leader, error)
             return None
-        return None if kind == _NOT_ME else (kind, value, number)
+        return None if kind == NOT_ME else (kind, value, number)
 
     # --- deciding ---
 
     async def _lead(self, ticket: Ticket, operation: Operation) -> Answer:
         """Decide on an operation, on the node that decides."""
         if self._deposed:
-            return (_REFUSED, errno.EIO, 0)
+            return (REFUSED, errno.EIO, 0)
         if not self._leads:
             await self._take_over()
         if ticket in self._results:
             number, result = self._results[ticket]
             await self._spread(number)
-            return (_DONE, result, number)
+            return (DONE, result, number)
         try:
             self._follower.admit(ticket[0], operation)
             effect = self._apply(ticket, operation)
         except RefusedError as error:
-            return (_REFUSED, error.number, self.applied)
+            return (REFUSED, error.number, self.applied)
         number = self.applied
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.settle, effect)
             await self._spread(number)
-        return (_REFUSED, errno.EIO, 0) if self._deposed else (_DONE, effect.result, number)
+        return (REFUSED, errno.EIO, 0) if self._deposed else (DONE, effect.result, number)
 
     def _apply(self, ticket: Ticket, operation: Operation) -> Effect:
         effect = self._follower.apply(operation)
@@ -228,7 +228,7 @@ class Council:
                     log.debug("rank %d has not applied operation %d yet: %s", rank, number, error)
                 except PeerError as error:
                     log.warning("rank %d has not applied a change to the outputs: %s", rank, error)
-                if answer is not None and answer[0] == _NOT_ME:
+                if answer is not None and answer[0] == NOT_ME:
                     self._depose()
                     return
                 if answer is None or answer[1] <= self._reached.get(rank, 0):
@@ -337,17 +337,17 @@ class Council:
 
     async def _asked_to_decide(self, peer: int, ticket: list[int], operation: list[Any]) -> list[Any]:
         if not self._is_first():
-            return [_NOT_ME, 0, 0]  # we do not know yet that the one before us is dead
+            return [NOT_ME, 0, 0]  # we do not know yet that the one before us is dead
         return list(await self._lead((ticket[0], ticket[1]), operation))
 
     async def _asked_to_apply(self, peer: int, operations: list[Any], common: int) -> list[Any]:
         if peer < self._leader:
-            return [_NOT_ME, 0]  # from one that was taken for dead
+            return [NOT_ME, 0]  # from one that was taken for dead
         self._leader = peer
         self._common = max(self._common, common)
         for effect in self._apply_all(operations, peer):
             await self._follower.settle(effect)
-        return [_DONE, self.applied]
+        return [DONE, self.applied]
 
     async def _asked_for_state(self, peer: int) -> list[Any]:
         self._leader = max(self._leader, peer)

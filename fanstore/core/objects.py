@@ -69,6 +69,10 @@ class Objects:
         os.close(self.directory_fd)
         self.directory_fd = -1
 
+    @property
+    def is_closed(self) -> bool:
+        return self.directory_fd < 0
+
     def file(self, inode: int) -> Path:
         """Where the content of an output is, for people."""
         return self.path / name_of(inode)

@@ -24,13 +24,13 @@ import msgpack
 import trio
 
 from fanstore.core.births import Births, Creator
-from fanstore.core.council import OUTPUT_QUESTION, Council
+from fanstore.core.council import DONE, NOT_ME, OUTPUT_QUESTION, Council
 from fanstore.core.elsewhere import Elsewhere
 from fanstore.core.journal import Journal
 from fanstore.core.kernel import Kernel
 from fanstore.core.leases import Leases
 from fanstore.core.namespace import Attributes, Child, Namespace
-from fanstore.core.objects import Objects
+from fanstore.core.objects import RACY_NS, Objects
 from fanstore.core.output import END_OUTPUT, FIRST_OUTPUT, Output
 from fanstore.core.outputtree import Effect, Operation, OutputTree, RefusedError, parents
 from fanstore.core.saver import Saver
@@ -46,6 +46,8 @@ SYNC_LIMIT_S = 60.0
 #: Not for files: the mount is nosuid, and to take them away at each write, as POSIX wants, would cost a message.
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _USER = b"user."
+#: Answers of a node that has ended, and has not said so to all: ask another one; do not wait for this one.
+_AFTER_END: dict[str, list[object]] = {"decide": [NOT_ME, 0, 0], "apply": [DONE, 0], "give": [False, 0]}
 _AGAIN_S = 0.1
 #: Operations that are refused when they cannot be noted; others must be possible on a full disk, too.
 _NEED_ROOM = ("create", "symlink", "setxattr")
@@ -570,6 +572,7 @@ class Outputs:
     async def close_all(self) -> None:
         """The mount has ended: what is still open counts as closed."""
         await self._tell_last()
+        await trio.sleep(RACY_NS / 1e9)  # then what was just closed is seen to be as it was, and is not closed again
         for inode in list(self.objects.all()):
             try:
                 await self._make_known(inode, urgent=True)
@@ -587,5 +590,7 @@ class Outputs:
     async def answer(self, peer: int, question: bytes) -> bytes:
         """The answer to a question that begins with OUTPUT_QUESTION."""
         word, *arguments = msgpack.unpackb(question[len(OUTPUT_QUESTION) :])
+        if self.objects.is_closed and word in _AFTER_END:
+            return bytes(msgpack.packb(_AFTER_END[word]))
         answer = await self._handlers[word](peer, *arguments)
         return answer if isinstance(answer, bytes) else msgpack.packb(answer)
