@@ -225,6 +225,8 @@ static PyObject *engine_stop(EngineObject *self, PyObject *argument) {
         self->engine = NULL; /* nobody else may enter while it ends */
         Py_BEGIN_ALLOW_THREADS
         stopped = fsx_engine_stop(engine, (uint32_t)limit_ms);
+        if (self->settings.tree.outputs != NULL)
+            fsx_outputs_finish(self->settings.tree.outputs);
         Py_END_ALLOW_THREADS
         self->abandoned = !stopped;
     }

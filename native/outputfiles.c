@@ -189,6 +189,8 @@ void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode, uint6
     fsx_output_stock_skip(files->stock, inode, end);
 }
 
+void fsx_output_files_finish(struct fsx_output_files *files) { fsx_output_stock_stop(files->stock); }
+
 void fsx_output_files_unmake(struct fsx_output_files *files, uint64_t inode) {
     char name[20];
     snprintf(name, sizeof name, "%" PRIx64, inode);

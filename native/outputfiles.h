@@ -32,6 +32,8 @@ void fsx_output_files_release(struct fsx_output_files *files, const struct fsx_o
 int fsx_output_files_make(struct fsx_output_files *files, uint64_t inode, struct stat *facts);
 /* New outputs will have this number or a higher one, and a lower one than `end`. */
 void fsx_output_files_skip(struct fsx_output_files *files, uint64_t inode, uint64_t end);
+/* Nothing new will come: what was made ahead is removed. Whoever wants something all the same gets it. */
+void fsx_output_files_finish(struct fsx_output_files *files);
 /* It is not to be: remove it, and forget its descriptor. */
 void fsx_output_files_unmake(struct fsx_output_files *files, uint64_t inode);
 

@@ -162,6 +162,8 @@ void fsx_outputs_release(struct fsx_outputs *outputs, uint64_t handle) {
     fsx_output_opens_release(outputs->opens, handle);
 }
 
+void fsx_outputs_finish(struct fsx_outputs *outputs) { fsx_output_files_finish(outputs->files); }
+
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode) { fsx_output_files_drop(outputs->files, inode); }
 
 void fsx_outputs_count(const struct fsx_outputs *outputs, struct fsx_output_counts *counts) {

@@ -110,6 +110,9 @@ struct fsx_births *fsx_outputs_births(struct fsx_outputs *outputs);
 /* The end of a turn of Python's, as fsx_births_set. */
 void fsx_outputs_end_turn(struct fsx_outputs *outputs, uint64_t next_inode, uint64_t end_inode, int64_t journal_end);
 
+/* The engine has ended: nothing is created any more. As fsx_output_files_finish. */
+void fsx_outputs_finish(struct fsx_outputs *outputs);
+
 /* As fsx_output_files_drop. */
 void fsx_outputs_drop(struct fsx_outputs *outputs, uint64_t inode);
 

@@ -153,21 +153,27 @@ struct fsx_output_stock *fsx_output_stock_new(int directory) {
     return stock;
 }
 
+bool fsx_output_stock_stop(struct fsx_output_stock *stock) {
+    pthread_mutex_lock(&stock->lock);
+    stock->stopping = true;
+    const bool runs = stock->runs;
+    pthread_cond_signal(&stock->wanted);
+    pthread_mutex_unlock(&stock->lock);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += END_S;
+    if (runs && pthread_timedjoin_np(stock->thread, NULL, &until) != 0)
+        return false;
+    stock->runs = false;
+    return true;
+}
+
 void fsx_output_stock_free(struct fsx_output_stock *stock) {
     if (stock == NULL)
         return;
-    pthread_mutex_lock(&stock->lock);
-    stock->stopping = true;
-    pthread_cond_signal(&stock->wanted);
-    pthread_mutex_unlock(&stock->lock);
-    if (stock->runs) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += END_S;
-        if (pthread_timedjoin_np(stock->thread, NULL, &until) != 0) {
-            pthread_detach(stock->thread);
-            return;
-        }
+    if (!fsx_output_stock_stop(stock)) {
+        pthread_detach(stock->thread);
+        return;
     }
     pthread_cond_destroy(&stock->wanted);
     pthread_cond_destroy(&stock->changed);
@@ -219,8 +225,8 @@ void fsx_output_stock_skip(struct fsx_output_stock *stock, uint64_t inode, uint6
 /* With the lock held: may there be a thread, and is there one? */
 static bool is_running(struct fsx_output_stock *stock) {
     struct rlimit limit;
-    if (stock->runs)
-        return true;
+    if (stock->runs || stock->stopping)
+        return stock->runs;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / DESCRIPTORS_PART < ROOM)
         return false;
     stock->runs = pthread_create(&stock->thread, NULL, stock_main, stock) == 0;

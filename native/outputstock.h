@@ -11,14 +11,16 @@
 #ifndef FANSTORE_OUTPUTSTOCK_H
 #define FANSTORE_OUTPUTSTOCK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct fsx_output_stock;
 
 /* `directory` is duplicated. NULL with errno set. */
 struct fsx_output_stock *fsx_output_stock_new(int directory);
-/* Nobody may use it any more. Removes what is left. A thread that hangs in a call of a dead disk is left alone after a
- * while, with its memory. NULL is allowed. */
+/* Nothing is made ahead any more, and what is left is removed. False if the thread hangs in a call of a dead disk. */
+bool fsx_output_stock_stop(struct fsx_output_stock *stock);
+/* Nobody may use it any more. Stops it first; a thread that hangs is left alone, with its memory. NULL is allowed. */
 void fsx_output_stock_free(struct fsx_output_stock *stock);
 
 /* The file of the next output, which has this number, and none that was asked for before: its descriptor, which is the

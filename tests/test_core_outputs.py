@@ -204,6 +204,44 @@ def test_all_is_saved(prepared: Path, tmp_path: Path, seed: int) -> None:
     assert not list(shelf.directory.glob(".fanstore*"))
 
 
+async def replace_in_a_renamed_directory(outputs: Outputs, shelf: Shelf) -> None:
+    """While the saver is far behind: a name that was safe, and its directory's, are changed, and it is replaced."""
+
+    async def write(parent: int, name: bytes, content: bytes) -> int:
+        inode = await outputs.create(parent, name, 0o644, exclusive=True)
+        await outputs.write(inode, 0, content)
+        await outputs.close(inode)
+        return inode
+
+    folder = await outputs.make_directory(1, b"folder", 0o755)
+    old = await write(folder, b"first name", b"safe")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outputs.run)
+        await wait_saved(outputs)
+        nursery.cancel_scope.cancel()
+    await outputs.rename(folder, b"first name", folder, b"name", replace=True)
+    await outputs.rename(1, b"folder", 1, b"renamed", replace=True)
+    await write(folder, b"temporary", b"not copied yet")
+    await outputs.rename(folder, b"temporary", folder, b"name", replace=True)
+    assert outputs.saver is not None
+    await outputs.saver._placer.place(old)
+    assert (shelf.directory / "renamed/name").read_bytes() == b"safe", "until its successor is complete"
+    assert standing(shelf.directory).keys() == {b"renamed", b"renamed/name"}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outputs.run)
+        outputs.saver.wake()
+        await wait_saved(outputs)
+        nursery.cancel_scope.cancel()
+    assert standing(shelf.directory) == expected(outputs)
+
+
+def test_what_is_replaced_in_a_renamed_directory_stays(prepared: Path, tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "output", ".fanstore-job", 0)
+    with written(prepared, tmp_path, shelf) as outputs:
+        trio.run(replace_in_a_renamed_directory, outputs, shelf)
+    shelf.close()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_errors_of_the_shared_file_system(
     prepared: Path, tmp_path: Path, seed: int, expect_warnings: Callable[..., None]

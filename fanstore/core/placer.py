@@ -359,6 +359,9 @@ class Placer:
             return
         if self._must_move(output):
             assert output.last is not None
+            await self._place_parents(output, output.last.parent)
+            if output.standing != standing or not self._must_move(output):
+                raise RefusedError(errno.EAGAIN)  # changed meanwhile
             await self._move(output, standing, output.last, self._tree.standing_path(output.last))
             return
         heir = self._tree.lookup(*standing.place)
@@ -389,9 +392,10 @@ class Placer:
         if occupant is not None and (occupant.place is not None or occupant.is_directory):
             return False
         try:
-            return not any(self._must_precede(parent, output) for parent in self._above(place.parent))
+            self._above(place.parent)
         except RefusedError:
             return False  # in a directory that was removed
+        return True
 
 
 def _is_ready(output: Output) -> bool:
