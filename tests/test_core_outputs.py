@@ -7,7 +7,7 @@ the saver's own steps is up to the threads of the moment.
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -204,41 +204,63 @@ def test_all_is_saved(prepared: Path, tmp_path: Path, seed: int) -> None:
     assert not list(shelf.directory.glob(".fanstore*"))
 
 
-async def replace_in_a_renamed_directory(outputs: Outputs, shelf: Shelf) -> None:
-    """While the saver is far behind: a name that was safe, and its directory's, are changed, and it is replaced."""
+async def write_new(outputs: Outputs, parent: int, name: bytes, content: bytes) -> int:
+    inode = await outputs.create(parent, name, 0o644, exclusive=True)
+    await outputs.write(inode, 0, content)
+    await outputs.close(inode)
+    return inode
 
-    async def write(parent: int, name: bytes, content: bytes) -> int:
-        inode = await outputs.create(parent, name, 0o644, exclusive=True)
-        await outputs.write(inode, 0, content)
-        await outputs.close(inode)
-        return inode
 
-    folder = await outputs.make_directory(1, b"folder", 0o755)
-    old = await write(folder, b"first name", b"safe")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(outputs.run)
-        await wait_saved(outputs)
-        nursery.cancel_scope.cancel()
-    await outputs.rename(folder, b"first name", folder, b"name", replace=True)
-    await outputs.rename(1, b"folder", 1, b"renamed", replace=True)
-    await write(folder, b"temporary", b"not copied yet")
-    await outputs.rename(folder, b"temporary", folder, b"name", replace=True)
+async def save_all(outputs: Outputs) -> None:
+    """And stop then."""
     assert outputs.saver is not None
-    await outputs.saver._placer.place(old)
-    assert (shelf.directory / "renamed/name").read_bytes() == b"safe", "until its successor is complete"
-    assert standing(shelf.directory).keys() == {b"renamed", b"renamed/name"}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outputs.run)
         outputs.saver.wake()
         await wait_saved(outputs)
         nursery.cancel_scope.cancel()
+
+
+async def leave_before_the_directory(outputs: Outputs, shelf: Shelf) -> None:
+    """While the saver is far behind: a file gets another name, its directory does, and the file is removed."""
+    above = await outputs.make_directory(1, b"above", 0o755)
+    folder = await outputs.make_directory(above, b"folder", 0o755)
+    await write_new(outputs, folder, b"name", b"content")
+    await save_all(outputs)
+    await outputs.rename(folder, b"name", above, b"name", replace=True)
+    await outputs.rename(1, b"above", 1, b"renamed", replace=True)
+    await outputs.remove(above, b"name", directory=False)
+    assert outputs.saver is not None
+    await outputs.saver._placer.place(above)
+    assert standing(shelf.directory).keys() == {b"renamed", b"renamed/folder"}, "a path that there never was"
+    await save_all(outputs)
     assert standing(shelf.directory) == expected(outputs)
 
 
-def test_what_is_replaced_in_a_renamed_directory_stays(prepared: Path, tmp_path: Path) -> None:
+async def replace_in_a_renamed_directory(outputs: Outputs, shelf: Shelf) -> None:
+    """While the saver is far behind: a name that was safe, and its directory's, are changed, and it is replaced."""
+    folder = await outputs.make_directory(1, b"folder", 0o755)
+    old = await write_new(outputs, folder, b"first name", b"safe")
+    await save_all(outputs)
+    await outputs.rename(folder, b"first name", folder, b"name", replace=True)
+    await outputs.rename(1, b"folder", 1, b"renamed", replace=True)
+    await write_new(outputs, folder, b"temporary", b"not copied yet")
+    await outputs.rename(folder, b"temporary", folder, b"name", replace=True)
+    assert outputs.saver is not None
+    await outputs.saver._placer.place(old)
+    assert (shelf.directory / "renamed/name").read_bytes() == b"safe", "until its successor is complete"
+    assert standing(shelf.directory).keys() == {b"renamed", b"renamed/name"}
+    await save_all(outputs)
+    assert standing(shelf.directory) == expected(outputs)
+
+
+@pytest.mark.parametrize("story", [replace_in_a_renamed_directory, leave_before_the_directory])
+def test_a_saver_that_is_far_behind(
+    prepared: Path, tmp_path: Path, story: Callable[[Outputs, Shelf], Awaitable[None]]
+) -> None:
     shelf = Shelf(tmp_path / "output", ".fanstore-job", 0)
     with written(prepared, tmp_path, shelf) as outputs:
-        trio.run(replace_in_a_renamed_directory, outputs, shelf)
+        trio.run(story, outputs, shelf)
     shelf.close()
 
 

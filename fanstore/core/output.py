@@ -59,7 +59,8 @@ class Output:
         standing: what there is of it in ``--output``; ready: version and name of a copy there that awaits its name.
         going: what is being done about it there.
         last: the name that it had when another output took it by a rename.
-        moved: when it got or lost its name, for comparison with others.
+        moved: when it got or lost its name, for comparison with others. left: when it left the place at which it still
+            stands in ``--output``; 0 if it has not.
     """
 
     inode: Inode
@@ -77,6 +78,7 @@ class Output:
     going: Going | None = None
     last: Place | None = None
     moved: int = 0
+    left: int = 0
 
     @property
     def is_directory(self) -> bool:

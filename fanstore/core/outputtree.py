@@ -256,6 +256,8 @@ class OutputTree:
         output.place = place
         self._moves += 1
         output.moved = self._moves
+        if output.standing is not None and output.standing.place == place:
+            output.left = 0
         self._children.setdefault(place.parent, {})[place.name] = output.inode
         if output.is_directory:
             self._subdirectories[place.parent] = self._subdirectories.get(place.parent, 0) + 1
@@ -270,6 +272,8 @@ class OutputTree:
         output.place = None
         self._moves += 1
         output.moved = self._moves
+        if output.standing is not None and output.standing.place == place:
+            output.left = self._moves
         return place
 
     def _drop_unseen(self, output: Output) -> None:
@@ -456,6 +460,8 @@ class OutputTree:
         self.standing[place] = output.inode
         self._standing_in.setdefault(place.parent, set()).add(output.inode)
         output.standing = Standing(place, version, meta)
+        if output.place == place:
+            output.left = 0
 
     def _stand_nowhere(self, output: Output) -> None:
         if output.standing is None:

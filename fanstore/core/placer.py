@@ -308,14 +308,19 @@ class Placer:
     async def _place_content(self, directory: Output) -> None:
         """What was changed in a directory before it got its name."""
         inside: list[Output] = []
+
+        def changed(output: Output) -> int:
+            """When; what has no name any more may have left the place at which it stands long before it lost it."""
+            return output.left if output.place is None and output.left else output.moved
+
         pending = [directory.inode]
         while pending:
             for output in map(self._tree.outputs.__getitem__, self._tree.standing_in(pending.pop())):
                 if output.is_directory:
                     pending.append(output.inode)
-                if output.moved < directory.moved and not output.is_saved():
+                if changed(output) < directory.moved and not output.is_saved():
                     inside.append(output)
-        for output in sorted(inside, key=lambda output: output.moved):
+        for output in sorted(inside, key=changed):
             await self.place(output.inode)
             if output.place is not None and output.standing is not None and output.standing.place != output.place:
                 await self._send_ahead(output, output.place)
