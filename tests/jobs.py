@@ -16,7 +16,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -396,3 +397,23 @@ def once_per_rank(job: Job, pattern: str, ranks: Sequence[int]) -> None:
     """Each of these ranks has logged the pattern exactly once."""
     counts = {rank: len(re.findall(pattern, job.log_text(rank))) for rank in ranks}
     assert counts == dict.fromkeys(ranks, 1), f"'{pattern}'\n{job.evidence()}"
+
+
+def in_threads(*calls: Callable[[], object]) -> None:
+    """Call several functions at once; an exception of one is raised here."""
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 -- raised again by the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "a call hangs"
+    if errors:
+        raise errors[0]

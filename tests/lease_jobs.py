@@ -7,17 +7,15 @@ their own in it. Use it with ``pytest_plugins = ["jobs", "lease_jobs"]``. (PYTES
 it before pytest could.)
 """
 
-import contextlib
 import itertools
 import os
-import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import leftovers
 import pytest
-from jobs import LIMIT_S, Job
+from jobs import Job
 from mounting import prepare
 
 from fanstore.core.leases import SERIES, SERIES_MOST
@@ -147,32 +145,3 @@ def check(directory: Path, expected: dict[str, bytes], read: Collection[str] = (
         }
     for name in read:
         assert (directory / name).read_bytes() == expected[name], name
-
-
-def in_threads(*calls: Callable[[], object]) -> None:
-    """Call several functions at once; an exception of one is raised here."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], object]) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 -- raised again by the test's own thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive(), "a call hangs"
-    if errors:
-        raise errors[0]
-
-
-@contextlib.contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags, 0o644)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -262,3 +262,13 @@ def command(name: str, *arguments: str | Path, **environment: str) -> subprocess
         stdin=subprocess.DEVNULL,
         env=os.environ | environment,
     )
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor, for a while."""
+    fd = os.open(path, flags, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

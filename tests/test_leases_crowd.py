@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from jobs import LIMIT_S, Job, needs_jobs
-from lease_jobs import RANKS, SIZE, check, content_of, fill, in_threads, lent_folder, new_folder, write
+from jobs import LIMIT_S, Job, in_threads, needs_jobs
+from lease_jobs import RANKS, SIZE, check, content_of, fill, lent_folder, new_folder, write
 from mounting import wait_until
 
 pytest_plugins = ["jobs", "lease_jobs"]

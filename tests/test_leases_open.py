@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from jobs import Job, needs_jobs
-from lease_jobs import PAIRS, RANKS, SIZE, borrow, check, in_threads, lent_folder, names, new_folder, opened, write
+from jobs import Job, in_threads, needs_jobs
+from lease_jobs import PAIRS, RANKS, SIZE, borrow, check, lent_folder, names, new_folder, write
+from mounting import opened
 
 pytest_plugins = ["jobs", "lease_jobs"]
 pytestmark = needs_jobs

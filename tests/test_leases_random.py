@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 
 import pytest
-from jobs import Job, needs_jobs
-from lease_jobs import RANKS, content_of, fill, folder_numbers, in_threads, lent_folder, new_folder, write
+from jobs import Job, in_threads, needs_jobs
+from lease_jobs import RANKS, content_of, fill, folder_numbers, lent_folder, new_folder, write
 
 from fanstore.core.leases import SERIES
 

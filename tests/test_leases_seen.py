@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs import Job, needs_jobs
+from jobs import Job, in_threads, needs_jobs
 from lease_jobs import (
     LONG_AGO_NS,
     PAIRS,
@@ -18,13 +18,12 @@ from lease_jobs import (
     check,
     content_of,
     fill,
-    in_threads,
     lent_folder,
     names,
     new_folder,
-    opened,
     write,
 )
+from mounting import opened
 
 from fanstore.core.leases import SERIES
 

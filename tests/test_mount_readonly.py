@@ -1,16 +1,15 @@
 """Every way to change something is refused with EROFS: by the kernel on a read-only mount, and by us if it asks."""
 
-import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mounting
 import pytest
 from conftest import BOTH_ENGINES
-from mounting import Mount, Mounted, needs_fuse, needs_root
+from mounting import Mount, Mounted, needs_fuse, needs_root, opened
 
 pytest_plugins = ["mounting"]
 ENGINES = BOTH_ENGINES
@@ -25,15 +24,6 @@ def mounted(module_mount: Mount, tmp_path_factory: pytest.TempPathFactory) -> Mo
     (source / "file").write_text("content\n")
     (source / "link").symlink_to("file")
     return module_mount(mounting.prepare(source, directory / "d.fan"))
-
-
-@contextlib.contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags, 0o644)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _open(flags: int) -> Callable[[Path], None]:

@@ -7,14 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import BOTH_ENGINES
-from jobs import LIMIT_S, ULFM, Job, StartJob, needs_jobs
+from jobs import LIMIT_S, ULFM, Job, StartJob, in_threads, needs_jobs
 from mounting import command, needs_root, prepare, small_file_system, wait_until
 from output_model import Model, contents
 from output_program import identity
@@ -38,26 +37,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
-
-
-def in_threads(*calls: Callable[[], None]) -> None:
-    """Call several functions at once; an exception of one is raised here."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 -- raised again by the test's own thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive(), "a call hangs"
-    if errors:
-        raise errors[0]
 
 
 def names(directory: Path) -> list[str]:

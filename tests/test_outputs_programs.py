@@ -278,10 +278,11 @@ def test_torch(mounted: Mounted, output: Path) -> None:
     """Checkpoints by the usual habit: under a temporary name, then renamed over the last one."""
     import torch
 
-    model = torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10))
+    first = torch.nn.Linear(100, 200)
+    model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Linear(200, 10))
     for epoch in range(5):
         with torch.no_grad():
-            model[0].bias.fill_(float(epoch))
+            first.bias.fill_(float(epoch))
         torch.save({"epoch": epoch, "model": model.state_dict()}, mounted.path / "last.pt.tmp")
         os.replace(mounted.path / "last.pt.tmp", mounted.path / "last.pt")
         assert torch.load(mounted.path / "last.pt", weights_only=True)["epoch"] == epoch
