@@ -152,7 +152,13 @@ class Leases:
                         await trio.sleep(_AGAIN_S)
             self._clearing.pop(directory, None)
             return
-        log.error("rank %s has not given a directory back within %g s", self._holder(directory), DECIDE_LIMIT_S)
+        log.error(
+            "rank %s writes to %s and has not told the others what is in it within %g s: its node is stopped, or its "
+            "disk hangs; look at its log. If it is ended, the others can go on",
+            self._holder(directory),
+            self._tree.title(self._tree.get(directory)),
+            DECIDE_LIMIT_S,
+        )
         raise RefusedError(errno.ETIMEDOUT)
 
     async def clear_name(self, parent: int, name: bytes) -> None:
