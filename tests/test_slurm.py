@@ -209,18 +209,20 @@ def site() -> Iterator[Site]:
 
 
 @contextmanager
-def references(site: Site, directory: Path, epochs: int) -> Iterator[list[str]]:
+def references(site: Site, name: str, epochs: int) -> Iterator[list[str]]:
     """Digests of the last checkpoints if the same programs train on the plain directory, without interruption.
 
-    Made while the body runs; there after it.
+    Made while the body runs; there after it. On the login node, in the environment that the jobs have: what is set
+    here, OPENBLAS_CORETYPE for one, may change the last bit of a sum.
     """
+    directory = site.home / f"{name}.reference"
+    directory.mkdir()
+    os.chown(directory, *site.user)
 
     def train(rank: int) -> str:
         own = directory / str(rank)
-        own.mkdir()
-        words = [site.source, "--seed", rank, "--epochs", epochs, "--checkpoints", own, "--notes", own / "notes"]
-        program = [sys.executable, str(TESTS / "slurm_train.py"), *map(str, words)]
-        subprocess.run(program, check=True, timeout=60, capture_output=True)
+        words = ["--seed", rank, "--epochs", epochs, "--checkpoints", own, "--notes", f"{own}.notes"]
+        site.run(sys.executable, TESTS / "slurm_train.py", site.source, *map(str, words))
         return hashlib.sha256((own / name_of(epochs)).read_bytes()).hexdigest()
 
     digests: list[str] = []
@@ -230,9 +232,9 @@ def references(site: Site, directory: Path, epochs: int) -> Iterator[list[str]]:
         digests.extend(future.result() for future in futures)
 
 
-def test_trains(site: Site, tmp_path: Path) -> None:
+def test_trains(site: Site) -> None:
     job = site.submit("whole", epochs=3)
-    with references(site, tmp_path, 3) as expected:
+    with references(site, "whole", 3) as expected:
         ended = job.wait_end()
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), site.evidence()
     hosts = {(job.notes / f"host{rank}").read_text().strip() for rank in range(2)}
@@ -246,7 +248,7 @@ def test_trains(site: Site, tmp_path: Path) -> None:
     assert site.left() == [], site.evidence()
 
 
-def test_cancelled_and_submitted_again(site: Site, tmp_path: Path) -> None:
+def test_cancelled_and_submitted_again(site: Site) -> None:
     """scancel in the middle leaves nothing on any node, and loses nothing; the next job goes on from there."""
     job = site.submit("again", epochs=100_000)
     job.wait_epoch(3)
@@ -258,7 +260,7 @@ def test_cancelled_and_submitted_again(site: Site, tmp_path: Path) -> None:
 
     epochs = max(notes[-1][0] for notes in job.noted().values()) + 1
     second = site.submit("again", epochs)
-    with references(site, tmp_path, epochs) as expected:
+    with references(site, "again", epochs) as expected:
         ended = second.wait_end()
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), site.evidence()
     assert len(re.findall("goes on from epoch", second.said())) == 2
