@@ -18,7 +18,7 @@ from core_written import prepare_in, wait_saved, written
 
 from fanstore.core.output import Output
 from fanstore.core.outputs import Outputs
-from fanstore.core.outputtree import RefusedError
+from fanstore.core.outputtree import Operation, RefusedError
 from fanstore.core.shelf import Shelf, Wanted
 
 NAMES = (b"a", b"b", b"c", b"data")
@@ -254,7 +254,38 @@ async def replace_in_a_renamed_directory(outputs: Outputs, shelf: Shelf) -> None
     assert standing(shelf.directory) == expected(outputs)
 
 
-@pytest.mark.parametrize("story", [replace_in_a_renamed_directory, leave_before_the_directory])
+async def note_together(outputs: Outputs, shelf: Shelf) -> None:
+    """What was saved is decided on for all of a batch at the same time, and one that is refused keeps no other."""
+    saver, count = outputs.saver, 20
+    assert saver is not None
+    decide, all_asked = saver._placer._decide, trio.Event()
+    asked: list[int] = []
+    refused: list[int] = []
+
+    async def decide_saved(operation: Operation) -> int:
+        if operation[0] == "saved" and not all_asked.is_set():
+            asked.append(operation[1])
+            if len(asked) == count:
+                all_asked.set()
+            await all_asked.wait()
+            if not refused:
+                refused.append(operation[1])
+                raise RefusedError(errno.EAGAIN)
+        return await decide(operation)
+
+    saver._placer._decide = decide_saved
+    inodes = [await write_new(outputs, 1, b"%d" % number, b"content") for number in range(count)]
+    for inode in inodes:
+        await saver._copy_once(outputs.tree.get(inode), None)
+    with trio.fail_after(30):
+        done, failed = await saver._placer.publish(inodes)
+    assert sorted([*done, *refused]) == sorted(asked) == inodes and not failed
+    await save_all(outputs)
+    assert standing(shelf.directory) == expected(outputs)
+    assert saver.saved_files == count
+
+
+@pytest.mark.parametrize("story", [replace_in_a_renamed_directory, leave_before_the_directory, note_together])
 def test_a_saver_that_is_far_behind(
     prepared: Path, tmp_path: Path, story: Callable[[Outputs, Shelf], Awaitable[None]]
 ) -> None:

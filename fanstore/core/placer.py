@@ -119,12 +119,26 @@ class Placer:
             return failed
 
         failed = await in_thread(work)
-        for output, standing, *_ in jobs:
-            if output.inode not in failed:
-                self.placed_files += 1
-                self.placed_bytes += output.size
+        noted: list[int] = []
+
+        async def note(output: Output, standing: Standing) -> None:
+            self.placed_files += 1
+            self.placed_bytes += output.size
+            try:
                 await self._note(output, standing)
-        return [output.inode for output, *_ in jobs if output.inode not in failed], failed
+            except RefusedError as error:
+                log.debug("output %x was changed while it was saved: %s", output.inode, error)
+            except OSError as error:
+                failed[output.inode] = error
+            else:
+                noted.append(output.inode)
+
+        # At once: with other nodes each takes a round trip, and those that come together share one (council.py).
+        async with trio.open_nursery() as nursery:
+            for output, standing, *_ in jobs:
+                if output.inode not in failed:
+                    nursery.start_soon(note, output, standing)
+        return noted, failed
 
     async def _announce(self, items: Sequence[tuple[Output, Standing, str]]) -> None:
         """Say what will be done."""
