@@ -6,6 +6,7 @@ stress-ng's stressors that use files, each for some seconds with --verify, and f
 it reads back; both are Debian packages (benchmarks/setup-peers). A stressor that the disk
 fails, too, says nothing about FanStore. With --pjdfstest DIR, a built pjdfstest (github.com/pjd/pjdfstest, not in any
 package registry) is run as well: its assertions are counted, and those that fail are sorted by what they need.
+With --nodes 2 also in a job of two nodes, both on this machine, on the second one, which does not decide on names.
 A record, not a test. Writes results/NAME.json and NAME.md.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, record
-from harness.command import BenchmarkError, find_program, run
+from harness.command import BenchmarkError, find_program, launcher, only_on, run
 from harness.dataset import DatasetSpec, make
 from harness.record import markdown_table
 from harness.script import run_script
@@ -116,36 +117,45 @@ def run_all(directory: Path, seconds: int, pjdfstest: Path | None) -> dict[str, 
 
 def make_table(result: dict[str, Any]) -> str:
     """The Markdown page of the record."""
-    disk, mount = result["runs"]["disk"], result["runs"]["mount"]
+    runs = result["runs"]
+    disk, mounts = runs["disk"], [name for name in runs if name != "disk"]
     rows = []
     for name in [*(f"stress-ng {name}" for name in STRESSORS), *(f"fio {name}" for name in FIO_JOBS)]:
-        verdicts = [VERDICTS.get(where[name][0], f"ends with {where[name][0]}") for where in (disk, mount)]
-        rows.append([name, *verdicts, mount[name][1][:90] if mount[name][0] else ""])
-    same = sum(row[1] == row[2] for row in rows)
+        verdicts = [VERDICTS.get(run[name][0], f"ends with {run[name][0]}") for run in runs.values()]
+        says = next((runs[mount][name][1] for mount in mounts if runs[mount][name][0]), "")
+        rows.append([name, *verdicts, says[:90]])
+    same = [f"{sum(row[1] == row[2 + number] for row in rows)}" for number in range(len(mounts))]
     lines = [
         "# Public suites on outputs",
         "",
         f"`--scratch`, engine {result['settings']['engine']}, {result['settings']['seconds']} s for each stressor, "
-        f"with --verify. {machine.sentence(result['machine'])}. {same} of {len(rows)} as on the disk.",
+        f"with --verify. {machine.sentence(result['machine'])}. {' and '.join(same)} of {len(rows)} as on the disk.",
         "",
-        markdown_table(["", "disk", "mount", "what it says"], rows),
+        markdown_table(["", *runs, "what it says"], rows),
     ]
-    if "pjdfstest" in mount:
-        rows = []
-        for group, counts in sorted(mount["pjdfstest"].items()):
-            needs = ", ".join(f"{what} {count}" for what, count in counts["needs"].items())
-            on_disk = disk["pjdfstest"][group]
-            rows.append([group, f"{counts['passed']}", f"{counts['failed']}", f"{on_disk['failed']}", needs])
-        head = ["", "passed", "failed", "failed on the disk", "what those that failed needed"]
-        others = [line for counts in mount["pjdfstest"].values() for line in counts.get("others", [])]
-        lines += ["", "## pjdfstest: assertions", "", markdown_table(head, rows), "", *(f"- {line}" for line in others)]
+    for mount in mounts:
+        if "pjdfstest" in runs[mount]:
+            lines += ["", f"## pjdfstest, {mount}: assertions", "", *pjdfstest_lines(disk, runs[mount])]
     return "\n".join(lines)
+
+
+def pjdfstest_lines(disk: dict[str, Any], mount: dict[str, Any]) -> list[str]:
+    """A table of its groups, and the assertions that fail for no known reason."""
+    rows = []
+    for group, counts in sorted(mount["pjdfstest"].items()):
+        needs = ", ".join(f"{what} {count}" for what, count in counts["needs"].items())
+        on_disk = disk["pjdfstest"][group]
+        rows.append([group, f"{counts['passed']}", f"{counts['failed']}", f"{on_disk['failed']}", needs])
+    head = ["", "passed", "failed", "failed on the disk", "what those that failed needed"]
+    others = [line for counts in mount["pjdfstest"].values() for line in counts.get("others", [])]
+    return [markdown_table(head, rows), *([""] if others else []), *(f"- {line}" for line in others)]
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=2, help="for each stressor")
     parser.add_argument("--engine", choices=("native", "python"), default="native")
+    parser.add_argument("--nodes", nargs="+", type=int, default=[1], help="of the jobs")
     parser.add_argument("--pjdfstest", type=Path, metavar="DIR", help="a built pjdfstest; root only")
     parser.add_argument("--work-dir", type=Path)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
@@ -167,22 +177,29 @@ def benchmark(arguments: argparse.Namespace) -> None:
         make(work / "images", DatasetSpec(100, 10_000, 10))
         run([prep, str(work / "images"), str(work / "d.fan")], LIMIT_S)
         (work / "disk").mkdir()
-        disk = run_all(work / "disk", arguments.seconds, arguments.pjdfstest)
-        argv = [mounter, str(work / "d.fan"), str(work / "mount"), "--local", str(work / "local"), "--scratch"]
-        argv += ["--allow-other"] if arguments.pjdfstest else []  # it acts as several users
-        argv += ["--engine", arguments.engine, "--", sys.executable, __file__, "--inside", str(work / "found")]
-        argv += ["--seconds", str(arguments.seconds)]
-        argv += ["--pjdfstest", str(arguments.pjdfstest)] if arguments.pjdfstest else []
-        run(argv, 3600)
-        mount = json.loads((work / "found").read_text())
-        settings = {"seconds": arguments.seconds, "engine": arguments.engine}
+        runs = {"disk": run_all(work / "disk", arguments.seconds, arguments.pjdfstest)}
+        for nodes in arguments.nodes:
+            runs["mount" if nodes == 1 else f"mount, {nodes} nodes"] = run_mounted(mounter, work, nodes, arguments)
         result = {
             "kind": "posix_suite",
             "machine": machine.describe(work),
-            "settings": settings,
-            "runs": {"disk": disk, "mount": mount},
+            "settings": {"seconds": arguments.seconds, "engine": arguments.engine},
+            "runs": runs,
         }
         record.write(arguments.name, result, make_table(result), arguments.results, picture=False)
+
+
+def run_mounted(mounter: str, work: Path, nodes: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All of it in a job of so many nodes, on the last one."""
+    found = work / f"found-{nodes}"
+    places = [str(work / "mount-{rank}"), "--local", str(work / "local-{rank}")]
+    argv = [mounter, str(work / "d.fan"), *places, "--scratch", "--engine", arguments.engine]
+    argv += ["--allow-other"] if arguments.pjdfstest else []  # it acts as several users
+    argv += ["--", *only_on(nodes - 1), sys.executable, __file__, "--inside", str(found)]
+    argv += ["--seconds", str(arguments.seconds)]
+    argv += ["--pjdfstest", str(arguments.pjdfstest)] if arguments.pjdfstest else []
+    run([*(launcher(nodes) if nodes > 1 else []), *argv], 3600)
+    return dict(json.loads(found.read_text()))
 
 
 if __name__ == "__main__":

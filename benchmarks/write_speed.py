@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, record
-from harness.command import BenchmarkError, launcher, program, run
+from harness.command import BenchmarkError, launcher, only_on, program, run
 from harness.dataset import DatasetSpec, make
 from harness.record import Spread, markdown_table
 from harness.script import run_script
@@ -71,11 +71,10 @@ def measure_on(
     options = ["--scratch"] if where == "scratch" else ["--output", str(output), "--fsync", "local"]
     last = int(nodes[0].split()[0]) - 1 if nodes else 0
     argv = [mounter, str(work / "d.fan"), str(work / "mount-{rank}"), "--local", str(disk / "local-{rank}")]
-    only_last = ["sh", "-c", f'[ "$FANSTORE_RANK" != {last} ] || exec "$@"', "sh"]
     command = [*writer, str(work / f"mount-{last}/run"), str(count), str(size), str(disk)]
     start_s = time.perf_counter()
     try:
-        command = [*argv, "--engine", engine, *options, "--", *only_last, *command]
+        command = [*argv, "--engine", engine, *options, "--", *only_on(last), *command]
         if last > 0:
             command = [*launcher(last + 1), *command]
         figures: dict[str, float] = dict(json.loads(run(command, RUN_S).stdout))

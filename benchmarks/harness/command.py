@@ -53,6 +53,11 @@ def launcher(ranks: int) -> list[str]:
     return [program("mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *options]
 
 
+def only_on(rank: int) -> list[str]:
+    """In front of the command of a job: it runs on that node; those of the others end at once."""
+    return ["sh", "-c", f'[ "$FANSTORE_RANK" != {rank} ] || exec "$@"', "sh"]
+
+
 def end_group(process: "subprocess.Popen[bytes]") -> None:
     """End a program that was started here as the leader of its own group, and all that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
