@@ -6,8 +6,8 @@ The daemon and the readers run in a cgroup of limited memory, as on a smaller ma
 page cache of the mount and in that of the file below) do not fit; then every epoch reads the disk again. Counted are
 the READ requests that reach the daemon (fanstore-stat) and the bytes that the disk delivered. Root only. squashfuse,
 which keeps the image in the page cache as well, shows what happens without care; the source, what a directory costs. Of
-erofs the image is read by a kernel thread of the loop device, outside of the group. Writes results/NAME.json, NAME.md
-and NAME.png.
+erofs the image is read by a kernel thread of the loop device, outside of the group. Writes results/NAME.json.gz,
+NAME.md and NAME.png.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import json
 import os
 import random
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--readers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pass-timeout", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--work-dir", type=Path, help="where data and images are made (a disk, not tmpfs)")
-    parser.add_argument("--name", default=f"cached-once-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="cached-once", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

@@ -10,7 +10,7 @@ local      the generated directory, on the local disk
 fanstore   the mount, with --local and --stage-first; the prepared dataset lies on the shared file system
 shared     the same directory on the shared file system (throttled_fs.c, a profile of harness/throttled.py)
 All caches are emptied before a run; the first epoch is cold, the second finds in memory what the first has read.
-Writes results/NAME.json, NAME.md and NAME.png.
+Writes results/NAME.json.gz, NAME.md and NAME.png.
 """
 
 import argparse
@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +270,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="part of the files, for a trial")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
-    parser.add_argument("--name", default=f"dlio-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="dlio", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

@@ -8,7 +8,7 @@ Reads files of 8 MiB: from the source; from a second copy of it that was brought
 (POSIX_FADV_RANDOM), so that the same file system has it in single pages; and from the mount. Asks /proc/kpageflags
 about every page of them, and then times the C reader on all three, from memory, in interleaved rounds. If what sets
 the mount apart from the disk is the size of the pieces, it is level with the second. Root only. Writes
-results/NAME.json and NAME.md.
+results/NAME.json.gz and NAME.md.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +183,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--readers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--work-dir", type=Path, help="a disk")
-    parser.add_argument("--name", default=f"folios-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="folios", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

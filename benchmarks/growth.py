@@ -4,7 +4,7 @@ Example: python benchmarks/growth.py --parts readers files sizes threads --round
 
 Each part changes one number and keeps the others; the source directory is read beside FanStore in every round, cold (a
 fresh mount, and the kernel's caches emptied) and warm (again, in another order). Of a dataset with very many files a
-random sample is read, so that what grows is the index and not the reading. Writes results/NAME.json (every pass),
+random sample is read, so that what grows is the index and not the reading. Writes results/NAME.json.gz (every pass),
 NAME.md and NAME.png.
 """
 
@@ -15,7 +15,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--readers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pass-timeout", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--work-dir", type=Path, help="where data and images are made (a disk, not tmpfs)")
-    parser.add_argument("--name", default=f"growth-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="growth", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

@@ -5,7 +5,7 @@ Example: python benchmarks/index_load.py --files 1300000
 A synthetic name space of ImageNet's shape (2,002 directories) is written with the project's own index writer, as rows
 of text, and as a pickle of the finished object tree. Fresh processes, in turn, load one of them each and look up the
 same names. All three files are in the page cache.
-Writes results/NAME.json, NAME.md and NAME.png.
+Writes results/NAME.json.gz, NAME.md and NAME.png.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import pickle
 import random
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--queries", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work-dir", type=Path)
-    parser.add_argument("--name", default=f"index-load-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="index-load", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

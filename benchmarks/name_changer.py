@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.meeting import Meeting
 
 KINDS = ("create", "rename", "remove")
-#: Bytes of a question of the council with a short name.
+#: Bytes of a question of the sequencer with a short name.
 MESSAGE_BYTES = 80
 
 

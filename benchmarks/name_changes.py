@@ -5,7 +5,7 @@ Example: python benchmarks/name_changes.py --rounds 3
 All nodes are on this machine, with --scratch and --local on its disk. One node decides on all names
 (docs/outputs.md), so in each job three things are timed by name_changer.py: the deciding node alone, another one alone,
 and all at once, each in a directory of its own. Beside them, in the same round: the same on the disk itself, and a
-message of that size there and back over raw mpi4py. Writes results/NAME.json (every run) and NAME.md.
+message of that size there and back over raw mpi4py. Writes results/NAME.json.gz (every run) and NAME.md.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import os
 import shutil
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--changes", type=int, default=1000, help="of each kind, by each node")
     parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS))
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
-    parser.add_argument("--name", default=f"name-changes-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="name-changes", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

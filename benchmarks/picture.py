@@ -1,9 +1,10 @@
-"""Draws the picture of a record: python benchmarks/picture.py results/NAME.json [...] writes results/NAME.png.
+"""Draws the picture of a record: python benchmarks/picture.py results/NAME.json.gz [...] writes results/NAME.png.
 
 Reads only the JSON, so that a picture can be drawn again at any time, by any interpreter that has matplotlib
 (setup-peers puts one into benchmarks/.peers). Takes no part in measuring.
 """
 
+import gzip
 import json
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 from harness.machine import sentence
 from matplotlib import pyplot
+from PIL import Image
 
 OWN = "#1f77b4"
 OWN_PYTHON = "#8fbbda"
@@ -55,7 +57,9 @@ def _bars(
 def _finish(figure: Any, title: str, subtitle: str, record: dict[str, Any], path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=TEXT)
     figure.supxlabel(f"{subtitle}\n{sentence(record['machine'])}", x=0.01, ha="left", fontsize=7.5, color="#6b727b")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
+    with Image.open(path) as picture:  # a palette is enough for lines and bars: a quarter of the bytes
+        picture.convert("RGB").quantize(96).save(path, optimize=True)
     pyplot.close(figure)
 
 
@@ -169,6 +173,36 @@ def draw_prep_memory(record: dict[str, Any], path: Path) -> None:
     peak = record["peak"]["rss_bytes"] / 2**20
     subtitle = f"codec {settings['codec']}, {settings['jobs']} jobs; all processes of the command; peak {peak:,.0f} MiB"
     _finish(figure, f"Memory of fanstore-prep for {settings['files']:,} files", subtitle, record, path)
+
+
+def draw_memory(record: dict[str, Any], path: Path) -> None:
+    courses = record["courses"]
+    figure, grid = pyplot.subplots(
+        1, len(courses), figsize=(5.5 * len(courses), 3.6), squeeze=False, layout="constrained"
+    )
+    for axes, course in zip(grid.flat, courses, strict=True):
+        times = [sample["at_s"] / 60 for sample in course["samples"]]
+        for kind, colour, label in (("VmRSS", OWN, "resident"), ("RssAnon", OTHER, "of it anonymous")):
+            for rank in range(course["ranks"]):
+                values = [sample["memory"][rank][kind] / 2**20 for sample in course["samples"]]
+                axes.plot(times, values, color=colour, linewidth=0.9, label=label if rank == 0 else None)
+        bound = course["bound_bytes"] / 2**20
+        axes.axhline(bound, color=REFERENCE, linewidth=0.8, linestyle=":")
+        axes.text(0, bound, " promised", va="bottom", fontsize=8, color=TEXT)
+        axes.set_ylim(0, bound * 1.15)
+        axes.set_xlim(0)
+        axes.set_xlabel("minutes", fontsize=8)
+        axes.set_ylabel("MiB", fontsize=8)
+        nodes = "one node" if course["ranks"] == 1 else f"{course['ranks']} nodes, a line for each"
+        axes.set_title(nodes, fontsize=10, loc="left", color=TEXT)
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+        axes.spines[["top", "right"]].set_visible(False)
+    settings = record["settings"]
+    subtitle = (
+        f"{settings['readers']} readers for each mount, --cache {settings['cache_mib']}MiB, {settings['codec']}, "
+        f"engine {settings['engine']}; {record['dataset']}"
+    )
+    _finish(figure, "Memory of daemons over time", subtitle, record, path)
 
 
 def draw_staging_speed(record: dict[str, Any], path: Path) -> None:
@@ -328,6 +362,28 @@ def draw_dlio(record: dict[str, Any], path: Path) -> None:
     _finish(figure, "DLIO: accelerator utilisation", subtitle, record, path)
 
 
+def draw_cluster(record: dict[str, Any], path: Path) -> None:
+    """Each epoch over its computing; in a series over numbers of hosts, the mean of those behind the first."""
+    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for name, result in record["runs"].items():
+        ratios = [epoch["seconds"] / epoch["compute_s"] for epoch in result["epochs"]]
+        if record["series"] == "scaling":
+            later = ratios[1:]
+            lines.setdefault(result["way"], []).append((result["settings"]["hosts"], sum(later) / len(later)))
+        else:
+            lines[name] = [(number + 1, ratio) for number, ratio in enumerate(ratios)]
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), "o-", label=name, markersize=4)
+    axes.axhline(1.0, color=REFERENCE, linewidth=0.8, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("hosts" if record["series"] == "scaling" else "epoch", fontsize=9)
+    axes.set_ylabel("epoch over its computing", fontsize=9)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    _finish(figure, "A cluster in a box", "raw computes nothing: what moving alone takes", record, path)
+
+
 def draw_walk_tree(record: dict[str, Any], path: Path) -> None:
     peers = list(dict.fromkeys(item["peer"] for item in record["summary"]))
     order = [peer for peer in ("source", "fanstore-none-native", "fanstore-none-python") if peer in peers]
@@ -484,10 +540,40 @@ def draw_profile_reads(record: dict[str, Any], path: Path) -> None:
     _finish(figure, f"Where the time of a read goes, {record['dataset']}", subtitle, record, path)
 
 
+def draw_shuffle_accuracy(record: dict[str, Any], path: Path) -> None:
+    """By number of workers: accuracy of each order, sorted and shuffled shares side by side, a dot for every seed."""
+    shares = {"sorted": OWN, "shuffled": OTHER}
+    figure, panels = pyplot.subplots(1, len(record["workers"]), figsize=(11, 5.2), sharey=True, layout="constrained")
+    for axes, workers in zip(panels, record["workers"], strict=True):
+        for number, (share, colour) in enumerate(shares.items()):
+            for place, order in enumerate(record["orders"]):
+                values = [
+                    trial["final"]
+                    for trial in record["trials"]
+                    if (trial["order"], trial["workers"], trial["share"]) == (order, workers, share)
+                ]
+                height = place + 0.2 - 0.4 * number
+                axes.plot([sum(values) / len(values)], [height], "|", color=colour, markersize=11, markeredgewidth=3)
+                axes.plot(values, [height] * len(values), "o", color=colour, markersize=3, alpha=0.6)
+        axes.set_yticks(range(len(record["orders"])), record["orders"], fontsize=9)
+        axes.set_title(f"{workers} workers", fontsize=10, loc="left", color=TEXT)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.grid(axis="x", color="#e6e8eb")
+        axes.set_axisbelow(True)
+    panels[0].invert_yaxis()
+    handles = [pyplot.Line2D([], [], color=colour, marker="o", linestyle="") for colour in shares.values()]
+    names = [f"shares {share}{' by class' * (share == 'sorted')}" for share in shares]
+    figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+    subtitle = "validation accuracy; a dot for every seed, a line for their mean; the number is the fraction exchanged"
+    _finish(figure, "Shuffles that keep reads local: what they learn", subtitle, record, path)
+
+
 DRAWINGS = {
+    "shuffle_accuracy": draw_shuffle_accuracy,
     "profile_reads": draw_profile_reads,
     "cached_once": draw_cached_once,
     "growth": draw_growth,
+    "cluster": draw_cluster,
     "shared_fs": draw_shared_fs,
     "dlio": draw_dlio,
     "walk_tree": draw_walk_tree,
@@ -495,6 +581,7 @@ DRAWINGS = {
     "read_peers": draw_read_peers,
     "prep_speed": draw_prep_speed,
     "index_load": draw_index_load,
+    "memory": draw_memory,
     "prep_memory": draw_prep_memory,
     "staging_speed": draw_staging_speed,
     "write_speed": draw_write_speed,
@@ -504,8 +591,8 @@ DRAWINGS = {
 def main() -> int:
     for argument in sys.argv[1:]:
         path = Path(argument)
-        record = json.loads(path.read_text())
-        DRAWINGS[record["kind"]](record, path.with_suffix(".png"))
+        record = json.loads(gzip.decompress(path.read_bytes()))
+        DRAWINGS[record["kind"]](record, path.with_suffix("").with_suffix(".png"))
     return 0
 
 

@@ -7,7 +7,7 @@ it reads back; both are Debian packages (benchmarks/setup-peers). A stressor tha
 fails, too, says nothing about FanStore. With --pjdfstest DIR, a built pjdfstest (github.com/pjd/pjdfstest, not in any
 package registry) is run as well: its assertions are counted, and those that fail are sorted by what they need.
 With --nodes 2 also in a job of two nodes, both on this machine, on the second one, which does not decide on names.
-A record, not a test. Writes results/NAME.json and NAME.md.
+A record, not a test. Writes results/NAME.json.gz and NAME.md.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def run_pjdfstest(source: Path, directory: Path) -> dict[str, Any]:
         for line in done.stdout.splitlines():
             if line.startswith("ok"):
                 group["passed"] += 1
-            elif line.startswith("not ok") and "# TODO" not in line:  # those are known to fail on Linux
+            elif line.startswith("not ok") and "# TODO" not in line:  # pjdfstest's mark of what Linux does not do
                 group["failed"] += 1
                 # What follows a step that was refused fails because of it.
                 needed = next((what for what, pattern in NEEDS if re.search(pattern, line)), needed)
@@ -159,7 +158,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pjdfstest", type=Path, metavar="DIR", help="a built pjdfstest; root only")
     parser.add_argument("--work-dir", type=Path)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--name", default=f"posix-suite-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="posix-suite", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

@@ -5,7 +5,7 @@ Example: python benchmarks/prep_memory.py --files 1300000
 The files hold one byte each (a name space costs memory, not its bytes) in 2,002 directories of ImageNet's shape. Making
 and removing 1.3 million of them takes some minutes: --files takes fewer. The command's memory is sampled from /proc,
 twice over: the sum of the resident sets, in which pages that processes share count several times, and Pss, in which
-they count once. Writes results/NAME.json (all samples), NAME.md and NAME.png.
+they count once. Writes results/NAME.json.gz (all samples), NAME.md and NAME.png.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of fanstore-prep")
     parser.add_argument("--work-dir", type=Path)
-    parser.add_argument("--name", default=f"prep-memory-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="prep-memory", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

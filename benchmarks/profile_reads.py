@@ -6,7 +6,7 @@ Takes samples of the whole machine at a fixed rate (perf record -a, by the clock
 counters) during one pass: cold, first (a fresh mount, the bytes in the page cache below) and warm. Samples are sorted
 by who ran (reader, daemon, kernel threads, nobody) and by what the function belongs to, and given in microseconds of
 processor time per file: two cores that are idle for half of a pass have waited for the disk. Needs perf (Debian:
-linux-perf) and root. Writes results/NAME.json, NAME.md and NAME.png.
+linux-perf) and root. Writes results/NAME.json.gz, NAME.md and NAME.png.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import os
 import random
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warm-repeats", type=int, default=20, help="each file is read so often while warm is sampled")
     parser.add_argument("--pass-timeout", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--work-dir", type=Path, help="where data and images are made (a disk, not tmpfs)")
-    parser.add_argument(
-        "--name", default=f"profile-reads-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/"
-    )
+    parser.add_argument("--name", default="profile-reads", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

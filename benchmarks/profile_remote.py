@@ -6,14 +6,13 @@ One of two ranks reads files of 107 KiB that the other one has, through the moun
 remote_reads.py. Samples of the whole machine are sorted by who ran (reader, daemon that asks, daemon that is asked,
 kernel threads, nobody) and by what the function belongs to, and given in microseconds of processor time per file.
 Beside them, what raw mpi4py takes for the same files in a job just before. Needs perf (Debian: linux-perf) and root.
-Writes results/NAME.json and NAME.md.
+Writes results/NAME.json.gz and NAME.md.
 """
 
 import argparse
 import os
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bytes", type=int, default=1 << 30, help="of the tree, half of which is read")
     parser.add_argument("--frequency", type=int, default=8000, help="samples per second and core")
     parser.add_argument("--work-dir", type=Path, help="where data and images are made (a disk, not tmpfs)")
-    parser.add_argument(
-        "--name", default=f"profile-remote-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/"
-    )
+    parser.add_argument("--name", default="profile-remote", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

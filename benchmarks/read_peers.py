@@ -6,9 +6,9 @@ In every round each peer in turn is mounted afresh, the kernel's caches are empt
 random order (cold) and then several times in another one (warm). Then it is mounted once more, the bytes of its image
 are brought into the page cache, and all files are read once (first: the first epoch, without the disk). The order of
 the peers changes from round to round, so that a noisy neighbour on the machine does not always hit the same one.
-Figures are ratios to the source within a round, and of FanStore's engines to each other.
-Writes results/NAME.json (every pass), NAME.md (the table) and NAME.png. Needs nothing but a C compiler; peers that are
-not installed are named and left out (benchmarks/setup-peers installs them).
+Figures are ratios to the source within a round, and of FanStore's engines to each other. Writes results/NAME.json.gz
+(every pass), NAME.md (the table) and NAME.png. Needs nothing but a C compiler; peers that are not installed are named
+and left out (benchmarks/setup-peers installs them).
 """
 
 import argparse
@@ -18,12 +18,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from harness import machine, record
+from harness.builds import add_build_option, builds_of
 from harness.caches import back_memory, drop, drop_method, files_below
 from harness.command import BenchmarkError
 from harness.dataset import Dataset, DatasetSpec, make, take
@@ -47,20 +47,21 @@ def parse_arguments() -> argparse.Namespace:
     how = parser.add_argument_group("how")
     how.add_argument("--peers", nargs="+", metavar="NAME", help="only these (default: all that are installed)")
     how.add_argument("--engine", action="append", default=[], help="FanStore's engine; may be given several times")
+    add_build_option(how)
     how.add_argument("--rounds", type=int, default=3)
     how.add_argument("--warm-passes", type=int, default=3, help="in each round; their median counts")
     how.add_argument("--readers", type=int, default=len(os.sched_getaffinity(0)))
     how.add_argument("--reader", nargs="+", choices=READER_NAMES, default=["c"])
     how.add_argument("--pass-timeout", type=float, default=300.0, metavar="SECONDS")
     how.add_argument("--work-dir", type=Path, help="where data and images are made (a disk, not tmpfs)")
-    how.add_argument("--name", default=f"read-peers-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    how.add_argument("--name", default="read-peers", help="of the files in results/")
     how.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 
 
 def choose_peers(arguments: argparse.Namespace) -> tuple[list[Peer], dict[str, str]]:
     """The peers that take part, and why the others do not."""
-    known = all_peers(arguments.engine)
+    known = all_peers(arguments.engine, builds_of(arguments))
     wanted = set(arguments.peers or [peer.name for peer in known]) | {"source"}
     unknown = wanted - {peer.name for peer in known}
     if unknown:
@@ -173,7 +174,8 @@ class Comparison:
             for state in states:
                 load = os.getloadavg()[0]
                 root = peer.root(self._mountpoint)
-                result = self._readers.read(reader, root, orders[state], self._dataset.total_bytes)
+                under = peer.under(self._mountpoint)
+                result = self._readers.read(reader, root, orders[state], self._dataset.total_bytes, under)
                 print(
                     f"round {round_number}: {peer.name:27} {reader:6} {state:5}: {result.files_per_s:9,.0f} files/s, "
                     f"{result.bytes / result.seconds / 1e6:7,.0f} MB/s, p99 {result.latency_us['p99']:8,.0f} µs"

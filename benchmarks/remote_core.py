@@ -1,7 +1,7 @@
 """One rank of remote_reads.py that reads through FanStore's core: ``mpirun -n N python remote_core.py SPEC``
 
-The core is put together as a daemon does it (fanstore.core.node): partitions staged on this rank's directory, reader,
-memory cache, checksums on arrival, MPI thread; without FUSE. Each of the tasks under way opens the next file, reads all
+The core is put together as a daemon does it (fanstore.job.node): partitions staged on this rank's directory, broker,
+checksums on arrival, MPI thread; without FUSE. Each of the tasks under way opens the next file, reads all
 of it, chunk by chunk, and closes it. Rank 0 prints one line of JSON per case. A job of one rank has no MPI.
 """
 
@@ -14,12 +14,13 @@ from pathlib import Path
 import trio
 from harness.remote import WARM_UP_S, Case, Figures, Files, Source, Spec, keep_in_memory, total
 
-from fanstore.core.job import Job
-from fanstore.core.node import Node, NodeSettings
-from fanstore.core.reader import Verify
-from fanstore.core.statistics import Source as ReadSource
-from fanstore.core.statistics import Statistics
+from fanstore.allocator import bound_freed_memory
+from fanstore.dataset.sources import Verify
 from fanstore.format.prepared import PreparedDataset
+from fanstore.job.job import Job
+from fanstore.job.node import Node, NodeSettings
+from fanstore.telemetry.statistics import Source as ReadSource
+from fanstore.telemetry.statistics import Statistics
 from fanstore.transport.mpi import MpiPeers
 
 #: As fanstore-mount has them by default.
@@ -44,18 +45,19 @@ class Rank:
         """All tasks of one case."""
         files = self._files.of(case, self._job.rank)
         figures = Figures()
-        reader, source, chunk_bytes = self.node.reader, self._source, self._chunk_bytes
+        broker, source, chunk_bytes = self.node.broker, self._source, self._chunk_bytes
         position = 0
 
         async def read(end_s: float) -> None:
             nonlocal position
             while (now_s := time.perf_counter()) < end_s:
+                if position % len(files) == 0:  # each pass fetches them again
+                    broker.set_capacity(0)
+                    broker.set_capacity(SETTINGS.cache_bytes)
                 file = files[position % len(files)]
                 position += 1
-                reader.open(file.entry)
                 for offset in range(0, case.size, chunk_bytes):
-                    source.check(file, offset, await reader.read(file.entry, offset, chunk_bytes))
-                reader.close(file.entry)
+                    source.check(file, offset, await broker.read(file.entry, offset, chunk_bytes))
                 figures.latencies_s.append(time.perf_counter() - now_s)
 
         async def read_for(seconds: float) -> None:
@@ -74,7 +76,7 @@ class Rank:
         return figures
 
     def _reads(self) -> dict[ReadSource, int]:
-        return {source: counters.fetches for source, counters in self.statistics.sources.items()}
+        return {source: counters.fetches for source, counters in self.statistics.totals().sources.items()}
 
     def _check_sources(self, case: Case, before: dict[ReadSource, int]) -> None:
         """The path that is measured must be the one that answered."""
@@ -87,6 +89,7 @@ class Rank:
 
 
 async def run(spec: Spec) -> None:
+    bound_freed_memory()
     peers = None
     if spec.ranks > 1:
         peers = MpiPeers()
@@ -97,13 +100,16 @@ async def run(spec: Spec) -> None:
     rank.node.serve()
     await rank.node.stage()
     kept = keep_in_memory(rank.directory)
-    for case in spec.cases:
-        await job.agree("the start", None, {})
-        figures = await rank.run(case) if job.rank < case.askers else Figures()
-        everybody = await job.agree("the end", None, {"line": figures.line()})
-        if job.rank == 0:
-            print(json.dumps(total(case, [answer["line"] for answer in everybody])), flush=True)
-    await job.agree("all", None, {})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rank.node.broker.run)
+        for case in spec.cases:
+            await job.agree("the start", None, {})
+            figures = await rank.run(case) if job.rank < case.askers else Figures()
+            everybody = await job.agree("the end", None, {"line": figures.line()})
+            if job.rank == 0:
+                print(json.dumps(total(case, [answer["line"] for answer in everybody])), flush=True)
+        await job.agree("all", None, {})
+        nursery.cancel_scope.cancel()
     rank.node.close()
     del kept
     if peers is not None:

@@ -5,19 +5,19 @@ Example: python benchmarks/remote_reads.py
 A tree of files of five sizes is prepared once; all ranks are on this machine. Two questions:
 pair: one of two ranks reads files that the other one has, one at a time and 16 at a time.
 aggregate: 1, 2 and 4 ranks read at once, 16 files at a time each, all of them remote, half of them, none.
-Each round starts fresh jobs in turn, raw (remote_raw.py), core (remote_core.py) and mount (remote_mount.py), and ratios
-are taken within the round. Writes results/NAME.json, NAME.md and NAME.png.
+Each round starts fresh jobs in turn, raw (remote_raw.py), core (remote_core.py), mount and preload (remote_mount.py),
+and ratios are taken within the round. Writes results/NAME.json.gz, NAME.md and NAME.png.
 """
 
 import argparse
 import os
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from harness import machine, record
+from harness.builds import add_build_option, builds_of
 from harness.command import run
 from harness.record import Spread, markdown_table
 from harness.remote import SHARES, WARM_UP_S, Case
@@ -31,7 +31,7 @@ SIZES = (16 * KIB, 107 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
 AGGREGATE_SIZE = 107 * KIB
 WINDOWS = (1, 16)
 RANKS = (1, 2, 4)
-WAYS = ("raw", "core", "mount")
+WAYS = ("raw", "core", "mount", "preload")
 BYTES_PER_SIZE = 256 * MIB
 FIGURES = ("files_per_s", "mb_per_s", "p50_us", "p90_us", "p99_us")
 #: Without initialising MPI: Open MPI started without a launcher leaves its shared memory in /dev/shm.
@@ -95,7 +95,8 @@ def make_table(result: dict[str, Any]) -> str:
             f"{machine.sentence(result['machine'])}.",
             record.load_sentence(result["runs"]),
             "All ranks are on this machine. raw: mpi4py alone; core: FanStore's reader, checksums included, without "
-            f"FUSE; mount: the mount (engine {settings['engine']}) and a C reader. Whole files. Raw and core read for "
+            f"FUSE; mount: the mount (engine {settings['engine']}) and a C reader; preload: the same, intercepted. "
+            "Whole files. Raw and core read for "
             f"{WARM_UP_S:g} s before the clock starts. "
             "Ratio: files/s in the same round: median (lowest-highest).",
             "",
@@ -130,8 +131,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="*", default=list(RANKS), help="of the aggregate")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--engine", choices=("native", "python"), default="native", help="of the mount")
+    add_build_option(parser)
     parser.add_argument("--work-dir", type=Path)
-    parser.add_argument("--name", default=f"remote-reads-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="remote-reads", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 
@@ -142,17 +144,20 @@ def benchmark(arguments: argparse.Namespace) -> None:
         base = prepare(work, sorted({*arguments.sizes, AGGREGATE_SIZE}), arguments.bytes_per_size, arguments.seconds)
         version = run([sys.executable, "-c", LIBRARY_VERSION], 60).stdout
         runs = []
+        builds: list[tuple[str, Path | None]] = [("", None), *builds_of(arguments)]
+        ways = [(way, *build) for way in arguments.ways for build in (builds if way != "raw" else builds[:1])]
         jobs = [(2, 1), *((ranks, ranks) for ranks in arguments.ranks)]
         for number in range(1, arguments.rounds + 1):
             for ranks, askers in jobs:
                 cases = cases_of(ranks, askers, arguments.sizes)
-                for way in arguments.ways:
+                for way, build, clone in ways:
                     load = os.getloadavg()[0]
-                    for line in run_job(way, arguments.engine, ranks, cases, base, work):
-                        runs.append({"round": number, "ranks": ranks, "way": way, "load_average": load} | line)
+                    name = f"{way}, {build}" if build else way
+                    for line in run_job(way, arguments.engine, ranks, cases, base, work, clone=clone):
+                        runs.append({"round": number, "ranks": ranks, "way": name, "load_average": load} | line)
                         print(
                             f"round {number}: {askers} of {ranks} ranks, {line['window']:2} under way, "
-                            f"{size_text(line['size']):>7} {line['share']:6} {way:5} {line['files_per_s']:8,.0f}/s "
+                            f"{size_text(line['size']):>7} {line['share']:6} {name:5} {line['files_per_s']:8,.0f}/s "
                             f"{line['mb_per_s']:6,.0f} MB/s, p50 {line['p50_us']:,.0f} us",
                             flush=True,
                         )

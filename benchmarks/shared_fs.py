@@ -11,7 +11,7 @@ fanstore   fanstore-mount on each node; the prepared dataset lies on the shared 
 fanstore-staged   the same with --stage-first
 Start-up is what comes before the first read. Epochs: first; second, with what the first left in memory; emptied, after
 emptying all caches, as if the dataset were larger than memory. All nodes are on this machine, on one disk and its
-cores. Ratios are to `shared` with as many nodes in the same round. Writes results/NAME.json, NAME.md and NAME.png.
+cores. Ratios are to `shared` with as many nodes in the same round. Writes results/NAME.json.gz, NAME.md and NAME.png.
 """
 
 import argparse
@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +284,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settle", type=float, default=2.0, help="seconds before each job, for the disk to calm down")
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
-    parser.add_argument("--name", default=f"shared-fs-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="shared-fs", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

@@ -5,16 +5,15 @@ Example: python benchmarks/soak.py --seconds 120
 Every read is compared with its source, past the kernel's cache and with a small memory cache, so that reads reach the
 other nodes. After a quarter of the time the last rank is killed (SIGKILL, as a crash of its node); the one before it is
 stopped at 45 % and continued at 60 %. No read may fail or differ, but those on the mount of the killed daemon, which
-are ended before; no daemon's own memory may grow. Writes results/NAME.json; the exit code says whether all was well.
+are ended before; no daemon's own memory may grow. Writes results/NAME.json.gz and NAME.md; the exit code says whether
+all was well.
 """
 
 import argparse
-import json
 import re
 import signal
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +175,13 @@ def benchmark(arguments: argparse.Namespace) -> int:
             job.destroy()
         settings = {name: getattr(arguments, name) for name in ("seconds", "ranks", "files", "longest", "threads")}
         whole = {"kind": "soak", "machine": machine.describe(work), "settings": settings, "problems": found, **result}
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{arguments.name}.json"
-    path.write_text(json.dumps(whole, indent=1) + "\n")
     reads, size = sum(result["reads"]), sum(result["bytes"])
-    print(
+    summary = (
         f"{reads:,} reads ({size / 1e9:.1f} GB) in {arguments.seconds:g} s, {len(result['failures'])} wrong or failed"
     )
     growth = {rank: f"{bytes_ / 1e6:+.1f} MB" for rank, bytes_ in result["own_memory_growth_bytes"].items()}
-    print(f"own memory by rank: {growth}; slowest read {max(result['slowest_s'])} s\nwritten: {path}")
+    summary += f"\n\nown memory by rank: {growth}; slowest read {max(result['slowest_s'])} s"
+    record.write(arguments.name, whole, f"# Soak\n\n{summary}", arguments.results, picture=False)
     for line in found:
         print(f"problem: {line}", file=sys.stderr)
     return 1 if found else 0
@@ -198,7 +195,7 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=500_000, help="bytes of the longest file")
     parser.add_argument("--threads", type=int, default=2, help="readers for each mount")
     parser.add_argument("--work-dir", type=Path)
-    parser.add_argument("--name", default=f"soak-{datetime.now(UTC):%Y-%m-%d}", help="of the file in results/")
+    parser.add_argument("--name", default="soak", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     try:
         return benchmark(parser.parse_args())

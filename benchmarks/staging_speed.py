@@ -4,7 +4,7 @@ Example: python benchmarks/staging_speed.py --rounds 5
 
 Both copy the partitions of one prepared dataset to a directory on the same disk, the page cache cold or warm; staging
 checks every byte on the way. Two times are kept on both sides: until the copy was complete, and until it was also on
-the disk (fsync). Writes results/NAME.json (every run), NAME.md and NAME.png.
+the disk (fsync). Writes results/NAME.json.gz (every run), NAME.md and NAME.png.
 """
 
 import argparse
@@ -12,8 +12,6 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ from harness.command import BenchmarkError, find_program, run
 from harness.dataset import DatasetSpec, make
 from harness.record import Spread, markdown_table
 from harness.script import run_script
+from harness.staging import copy_with_staging, summarize
 from harness.workspace import workspace
 
-from fanstore.core.staging import stage
-from fanstore.core.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
 
 STATES = ("cold", "warm")
@@ -37,16 +34,6 @@ RUN_S = 600.0
 def copy_with_cp(prepared: PreparedDataset, target: Path) -> None:
     parts = [str(prepared.partition_path(number)) for number in range(len(prepared.manifest.partitions))]
     run(["cp", *parts, str(target)], RUN_S)
-
-
-def copy_with_staging(prepared: PreparedDataset, target: Path) -> None:
-    store = PartitionStore(prepared)
-    try:
-        result = stage(prepared, store, target)
-        if len(result.verified) != len(prepared.manifest.partitions):
-            raise BenchmarkError(f"staging did not copy everything: {result}")
-    finally:
-        store.close()
 
 
 def measure(contender: str, prepared: PreparedDataset, target: Path, state: str) -> dict[str, Any]:
@@ -67,25 +54,6 @@ def measure(contender: str, prepared: PreparedDataset, target: Path, state: str)
     finally:
         shutil.rmtree(target)
     return {"complete_s": round(complete, 4), "on_disk_s": round(on_disk, 4)}
-
-
-def summarize(runs: list[dict[str, Any]], total_bytes: int) -> list[dict[str, Any]]:
-    """Per state and contender: speed, and relative to cp in the same round."""
-    by_key = {(item["state"], item["round"], item["contender"]): item for item in runs}
-    summary = []
-    for state in STATES:
-        for contender in CONTENDERS:
-            items = [item for item in runs if (item["state"], item["contender"]) == (state, contender)]
-            if not items:
-                continue
-            line: dict[str, Any] = {"state": state, "contender": contender, "rounds": len(items)}
-            for name in ("complete_s", "on_disk_s"):
-                line[f"{name} ratio to cp"] = asdict(
-                    Spread.of([by_key[state, item["round"], "cp"][name] / item[name] for item in items])
-                )
-                line[f"{name} MB/s"] = asdict(Spread.of([total_bytes / item[name] / 1e6 for item in items]))
-            summary.append(line)
-    return summary
 
 
 def make_table(result: dict[str, Any]) -> str:
@@ -120,9 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--partitions", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
-    parser.add_argument(
-        "--name", default=f"staging-speed-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/"
-    )
+    parser.add_argument("--name", default="staging-speed", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 
@@ -155,7 +121,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
                 "partitions": arguments.partitions,
                 "cold_by": drop_method(),
             },
-            "summary": summarize(runs, total_bytes),
+            "summary": summarize(runs, total_bytes, "state", CONTENDERS, ("complete_s", "on_disk_s")),
             "runs": runs,
         }
         record.write(arguments.name, result, make_table(result), arguments.results)

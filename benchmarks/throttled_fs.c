@@ -1,4 +1,4 @@
-/* A read-only view of a directory that is as slow as a shared file system: one metadata server, one pipe for the data.
+/* A view of a directory that is as slow as a shared file system: one metadata server, one pipe for the data.
  *
  * Usage: throttled_fs [options] SOURCE MOUNTPOINT...
  *   Every mount point is a client of its own (caches of its own in the kernel); all share the two servers:
@@ -6,16 +6,19 @@
  *   --metadata-rate N         turns per second, for all clients together; 0: no limit
  *   --read-latency-us N       a read takes so long in addition to the time of its bytes
  *   --bandwidth N             bytes per second, for all clients together; 0: no limit
+ *   --slice N                 bytes of a request that are served before others get their turn (0: all)
  *   --timeout SECONDS         how long a client may believe a name and its attributes (a float)
  *   --keep-data               a client keeps data when a file is opened again; otherwise opening drops it
+ *   --writable                files and directories can be made, written and removed; otherwise it is read-only
  * Prints "ready" when all are mounted, stays in the foreground, and ends with SIGTERM, SIGINT, or when all are unmounted
  * by others. At the end one line of JSON on standard output: how often the servers were asked. On SIGUSR1 the same line.
  *
  * What costs nothing: close, statfs, opendir, and everything that the kernel answers from its caches. A lookup and an
- * open are one operation each; a Lustre client joins these two, but asks the server again at close.
+ * open are one operation each; a Lustre client joins these two, but asks the server again at close. What is written takes
+ * the same pipe as what is read; making and removing are operations.
  *
- * Used by harness/throttled.py, which compiles it and has the profiles. The source must not change while it is mounted:
- * names are remembered for ever. Locks: `clock_lock` (the two servers), `node_lock` (the table of names); neither is held
+ * Used by harness/throttled.py, which compiles it and has the profiles. The source must not change beside it while it is
+ * mounted: names are remembered for ever. A client does not learn what another one has changed of what it knows already. Locks: `clock_lock` (the two servers), `node_lock` (the table of names); neither is held
  * while another is taken, nor in a system call.
  */
 #define _GNU_SOURCE
@@ -43,10 +46,12 @@ enum { CLIENTS_MAX = 64, THREADS = 64, READ_BYTES = 1 << 20, BUCKETS = 1 << 16 }
 static struct {
     uint64_t metadata_latency_ns, metadata_turn_ns, read_latency_ns;
     double ns_per_byte;
+    size_t slice;
     double timeout_s;
     int keep_data;
+    int writable;
     int root;
-} options = {.timeout_s = 1.0, .root = -1};
+} options = {.slice = SIZE_MAX, .timeout_s = 1.0, .root = -1};
 
 /* --- The two servers -------------------------------------------------------------------------------------------------- */
 
@@ -85,6 +90,11 @@ static void wait_for_metadata(void) {
 static void wait_for_data(size_t bytes) {
     atomic_fetch_add_explicit(&read_count, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&read_bytes, bytes, memory_order_relaxed);
+    while (bytes > options.slice) {
+        uint64_t slice_ns = (uint64_t)((double)options.slice * options.ns_per_byte);
+        sleep_until(take_turn(&data_free_ns, slice_ns) + slice_ns);
+        bytes -= options.slice;
+    }
     uint64_t length_ns = (uint64_t)((double)bytes * options.ns_per_byte);
     sleep_until(take_turn(&data_free_ns, length_ns) + length_ns + options.read_latency_ns);
 }
@@ -138,6 +148,12 @@ static struct node *node_of(const char *path) {
     return node;
 }
 
+/* The path of a name in a directory; 0, or an error. */
+static int path_in(char path[PATH_MAX], fuse_ino_t parent, const char *name) {
+    int length = snprintf(path, PATH_MAX, "%s/%s", path_of(parent), name);
+    return length < 0 || length >= PATH_MAX ? ENAMETOOLONG : 0;
+}
+
 /* --- Requests --------------------------------------------------------------------------------------------------------- */
 
 static void do_init(void *data, struct fuse_conn_info *connection) {
@@ -145,26 +161,28 @@ static void do_init(void *data, struct fuse_conn_info *connection) {
     connection->max_read = READ_BYTES; /* must be what the mount option says */
 }
 
+/* What is known of a path, and the number by which it is asked for from now on; 0, or an error. */
+static int describe(const char *path, struct fuse_entry_param *entry) {
+    *entry = (struct fuse_entry_param){.attr_timeout = options.timeout_s, .entry_timeout = options.timeout_s};
+    if (fstatat(options.root, path, &entry->attr, AT_SYMLINK_NOFOLLOW) != 0) {
+        return errno;
+    }
+    struct node *node = node_of(path);
+    entry->ino = (fuse_ino_t)(uintptr_t)node;
+    return node == NULL ? ENOMEM : 0;
+}
+
 static void do_lookup(fuse_req_t request, fuse_ino_t parent, const char *name) {
     wait_for_metadata();
     char path[PATH_MAX];
-    int length = snprintf(path, sizeof path, "%s/%s", path_of(parent), name);
-    if (length < 0 || (size_t)length >= sizeof path) {
-        fuse_reply_err(request, ENAMETOOLONG);
-        return;
+    struct fuse_entry_param entry;
+    int error = path_in(path, parent, name);
+    error = error != 0 ? error : describe(path, &entry);
+    if (error != 0) {
+        fuse_reply_err(request, error);
+    } else {
+        fuse_reply_entry(request, &entry);
     }
-    struct fuse_entry_param entry = {.attr_timeout = options.timeout_s, .entry_timeout = options.timeout_s};
-    if (fstatat(options.root, path, &entry.attr, AT_SYMLINK_NOFOLLOW) != 0) {
-        fuse_reply_err(request, errno);
-        return;
-    }
-    struct node *node = node_of(path);
-    if (node == NULL) {
-        fuse_reply_err(request, ENOMEM);
-        return;
-    }
-    entry.ino = (fuse_ino_t)(uintptr_t)node;
-    fuse_reply_entry(request, &entry);
 }
 
 static void do_forget(fuse_req_t request, fuse_ino_t inode, uint64_t count) {
@@ -204,11 +222,11 @@ static void do_readlink(fuse_req_t request, fuse_ino_t inode) {
 
 static void do_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info *file) {
     wait_for_metadata();
-    if ((file->flags & O_ACCMODE) != O_RDONLY) {
+    if (!options.writable && (file->flags & O_ACCMODE) != O_RDONLY) {
         fuse_reply_err(request, EROFS);
         return;
     }
-    int fd = openat(options.root, path_of(inode), O_RDONLY | O_CLOEXEC);
+    int fd = openat(options.root, path_of(inode), (file->flags & (O_ACCMODE | O_TRUNC)) | O_CLOEXEC);
     if (fd < 0) {
         fuse_reply_err(request, errno);
         return;
@@ -218,6 +236,72 @@ static void do_open(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info 
     if (fuse_reply_open(request, file) != 0) {
         close(fd); /* who asked is gone */
     }
+}
+
+static void do_create(
+    fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *file) {
+    wait_for_metadata();
+    char path[PATH_MAX];
+    int error = options.writable ? path_in(path, parent, name) : EROFS;
+    int flags = (file->flags & (O_ACCMODE | O_EXCL)) | O_CREAT | O_CLOEXEC;
+    int fd = error != 0 ? -1 : openat(options.root, path, flags, mode);
+    struct fuse_entry_param entry;
+    error = error != 0 ? error : fd < 0 ? errno : describe(path, &entry);
+    file->fh = (uint64_t)fd;
+    if ((error != 0 ? fuse_reply_err(request, error) : fuse_reply_create(request, &entry, file)) != 0 || error != 0) {
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+}
+
+static void do_mkdir(fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode) {
+    wait_for_metadata();
+    char path[PATH_MAX];
+    struct fuse_entry_param entry;
+    int error = options.writable ? path_in(path, parent, name) : EROFS;
+    error = error == 0 && mkdirat(options.root, path, mode) != 0 ? errno : error;
+    error = error != 0 ? error : describe(path, &entry);
+    if (error != 0) {
+        fuse_reply_err(request, error);
+    } else {
+        fuse_reply_entry(request, &entry);
+    }
+}
+
+static void remove_name(fuse_req_t request, fuse_ino_t parent, const char *name, int flags) {
+    wait_for_metadata();
+    char path[PATH_MAX];
+    int error = options.writable ? path_in(path, parent, name) : EROFS;
+    fuse_reply_err(request, error == 0 && unlinkat(options.root, path, flags) != 0 ? errno : error);
+}
+
+static void do_unlink(fuse_req_t request, fuse_ino_t parent, const char *name) {
+    remove_name(request, parent, name, 0);
+}
+
+static void do_rmdir(fuse_req_t request, fuse_ino_t parent, const char *name) {
+    remove_name(request, parent, name, AT_REMOVEDIR);
+}
+
+static void do_write(
+    fuse_req_t request, fuse_ino_t inode, const char *data, size_t size, off_t offset, struct fuse_file_info *file) {
+    (void)inode;
+    ssize_t put = pwrite((int)file->fh, data, size, offset);
+    if (put < 0) {
+        fuse_reply_err(request, errno);
+        return;
+    }
+    wait_for_data((size_t)put);
+    fuse_reply_write(request, (size_t)put);
+}
+
+/* What was written is on the servers already. */
+static void do_fsync(fuse_req_t request, fuse_ino_t inode, int data_only, struct fuse_file_info *file) {
+    (void)inode;
+    (void)data_only;
+    (void)file;
+    fuse_reply_err(request, 0);
 }
 
 static void do_read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset, struct fuse_file_info *file) {
@@ -319,7 +403,13 @@ static const struct fuse_lowlevel_ops operations = {
     .getattr = do_getattr,
     .readlink = do_readlink,
     .open = do_open,
+    .create = do_create,
+    .mkdir = do_mkdir,
+    .unlink = do_unlink,
+    .rmdir = do_rmdir,
     .read = do_read,
+    .write = do_write,
+    .fsync = do_fsync,
     .release = do_release,
     .opendir = do_opendir,
     .readdir = do_readdir,
@@ -367,6 +457,7 @@ static void parse(int argc, char **argv) {
         {"metadata-latency-us", required_argument, NULL, 'm'}, {"metadata-rate", required_argument, NULL, 'r'},
         {"read-latency-us", required_argument, NULL, 'l'},     {"bandwidth", required_argument, NULL, 'b'},
         {"timeout", required_argument, NULL, 't'},             {"keep-data", no_argument, NULL, 'k'},
+        {"writable", no_argument, NULL, 'w'},                  {"slice", required_argument, NULL, 's'},
         {NULL, 0, NULL, 0},
     };
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
@@ -378,6 +469,8 @@ static void parse(int argc, char **argv) {
         case 'b': options.ns_per_byte = value > 0 ? 1e9 / value : 0; break;
         case 't': options.timeout_s = value; break;
         case 'k': options.keep_data = 1; break;
+        case 's': options.slice = value >= 1 ? (size_t)value : SIZE_MAX; break;
+        case 'w': options.writable = 1; break;
         default: exit(2);
         }
     }
@@ -404,7 +497,9 @@ int main(int argc, char **argv) {
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
 
     int count = argc - optind - 1;
-    char *arguments[] = {argv[0], "-o", "ro,fsname=throttled_fs,subtype=throttled_fs", "-o", "max_read=1048576"};
+    char *access_option = options.writable ? "rw" : "ro";
+    char *arguments[] = {
+        argv[0], "-o", access_option, "-o", "fsname=throttled_fs,subtype=throttled_fs,max_read=1048576"};
     for (int i = 0; i < count; i++) {
         struct fuse_args given = FUSE_ARGS_INIT(5, arguments);
         clients[i] = fuse_session_new(&given, &operations, sizeof operations, NULL);

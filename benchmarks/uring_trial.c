@@ -1,7 +1,7 @@
 /* A small file system that takes its requests in two ways: FUSE's usual one, and FUSE over io_uring.
  *
  * Usage: uring_trial serve WAY COUNT memory|disk BLOB FILES FILE_BYTES MOUNTPOINT
- *   threads     COUNT threads, each with a clone of /dev/fuse: read a request, writev its answer; as native/engine.c
+ *   threads     COUNT threads, each with a clone of /dev/fuse: read a request, writev its answer; as native/fuse/engine.c
  *   ring        a thread and a ring for each processor, bound to it, with COUNT entries; Linux 6.14, and enable_uring=Y
  *               of the fuse module when it starts. FORGET, which the kernel sends through no ring, comes by /dev/fuse
  *   ring-plain  the same without SINGLE_ISSUER and DEFER_TASKRUN
@@ -280,7 +280,7 @@ struct ring {
 
 static void open_ring(struct ring *ring, uint32_t entries) {
     /* Only this thread enters the ring, and it wants its completions when it asks for them. libfuse does not say so; it
-     * makes little difference (results/uring-trial-again.md). */
+     * makes little difference. */
     struct io_uring_params parameters = {.flags = IORING_SETUP_SQE128 | IORING_SETUP_SUBMIT_ALL};
     if (!store.plain)
         parameters.flags |= IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;

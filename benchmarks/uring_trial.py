@@ -8,7 +8,7 @@ between processors, and by one that is bound to the first), and a first pass ove
 order (LOOKUP and READ each) by 1 to 8 readers, with the bytes in the memory of the file system, and on the disk past
 the page cache. Ways: threads-N, N threads on clones of /dev/fuse, as FanStore's engine has them; ring-N, a ring of N
 entries and a thread for each processor; ring-plain-N. Root only: `enable_uring` of the fuse module is set for as long
-as it takes to mount, and set back. Writes results/NAME.json (every run) and NAME.md.
+as it takes to mount, and set back. Writes results/NAME.json.gz (every run) and NAME.md.
 """
 
 import argparse
@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +243,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), help="the first is what the others are compared with")
     parser.add_argument("--stores", nargs="+", choices=("memory", "disk"), default=["memory", "disk"])
     parser.add_argument("--work-dir", type=Path, help="a disk")
-    parser.add_argument("--name", default=f"uring-trial-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="uring-trial", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 

@@ -4,7 +4,7 @@ Example: python benchmarks/walk_tree.py --files 100000 --rounds 3
 
 In every round each peer in turn is mounted afresh, the kernel's caches are emptied, and the tree is walked once (cold)
 and then several times (warm). The walk is walker.c: one thread, readdir and lstat. Ratios are to the source and to
-erofs within a round. Writes results/NAME.json (every walk), NAME.md and NAME.png.
+erofs within a round. Writes results/NAME.json.gz (every walk), NAME.md and NAME.png.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import json
 import os
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,21 +38,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--folders", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-passes", type=int, default=5, help="in each round; their median counts")
+    parser.add_argument("--walker", choices=("c", "python"), default="c", help="walker.c, or os.walk (walker.py)")
+    parser.add_argument("--peers", nargs="+", metavar="NAME", help="only these, and the source")
     parser.add_argument("--work-dir", type=Path, help="where data and images are made (a disk, not tmpfs)")
-    parser.add_argument("--name", default=f"walk-tree-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="walk-tree", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 
 
 def contenders() -> list[Peer]:
-    fanstore = [Fanstore("none", engine) for engine in ("native", "python")]
+    fanstore = [Fanstore("none", engine) for engine in ("native", "python")] + [Fanstore("none", preload=True)]
     squashfs = [Squashfs("none", in_kernel) for in_kernel in (False, True)]
     return [Source(), *fanstore, Ratarmount(), *squashfs, Erofs("none")]
 
 
-def walk(walker: Path, root: Path, expected: tuple[int, int]) -> float:
+def walk(walker: Sequence[str | Path], root: Path, expected: tuple[int, int]) -> float:
     """Seconds of one walk; an error if it did not see as many entries and bytes as are there."""
-    seen = json.loads(run([str(walker), str(root)], WALK_S).stdout)
+    seen = json.loads(run([*walker, root], WALK_S).stdout)
     if (seen["entries"], seen["bytes"]) != expected:
         raise BenchmarkError(f"{root}: {seen['entries']} entries with {seen['bytes']} bytes, not {expected}")
     return float(seen["seconds"])
@@ -114,9 +116,12 @@ def make_table(result: dict[str, Any]) -> str:
 
 
 def measure(arguments: argparse.Namespace, peers: list[Peer], dataset: Dataset, work: Path) -> list[dict[str, Any]]:
-    walker = work / "walker"
-    source = str(Path(__file__).parent / "walker.c")
-    run(["cc", "-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wconversion", "-Werror", source, "-o", str(walker)], 60)
+    here = Path(__file__).parent
+    walker: list[str | Path] = [sys.executable, here / "walker.py"]
+    if arguments.walker == "c":
+        walker = [work / "walker"]
+        flags = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
+        run(["cc", *flags, here / "walker.c", "-o", *walker], 60)
     mountpoint = work / "mount"
     mountpoint.mkdir()
     folders = {parent for path in dataset.paths for parent in Path(path).parents} - {Path()}
@@ -130,7 +135,7 @@ def measure(arguments: argparse.Namespace, peers: list[Peer], dataset: Dataset, 
                 drop(peer.files())
                 for state in ["cold"] + ["warm"] * arguments.warm_passes:
                     load = os.getloadavg()[0]
-                    seconds = walk(walker, peer.root(mountpoint), expected)
+                    seconds = walk([*peer.under(mountpoint), *walker], peer.root(mountpoint), expected)
                     rate = len(dataset.paths) / seconds
                     print(f"round {number}: {peer.name:22} {state}: {seconds:7.3f} s, {rate:11,.0f} files/s")
                     walks.append(
@@ -143,7 +148,8 @@ def measure(arguments: argparse.Namespace, peers: list[Peer], dataset: Dataset, 
 def benchmark(arguments: argparse.Namespace) -> None:
     known = contenders()
     missing = {peer.name: reason for peer in known if (reason := peer.missing()) is not None}
-    peers = [peer for peer in known if peer.name not in missing]
+    wanted = {"source", *(arguments.peers or [peer.name for peer in known])}
+    peers = [peer for peer in known if peer.name not in missing and peer.name in wanted]
     with workspace(arguments.work_dir) as work:
         description = machine.describe(work)
         dataset = make(work / "source", DatasetSpec(arguments.files, 100, arguments.folders, spread=0))

@@ -7,8 +7,8 @@ with --scratch; a mount with --output on the same disk (--fsync local, so that t
 are made meanwhile, and are part of the figure); and one with --output elsewhere, which is memory (/dev/shm) here, and
 stands for a shared file system: the copies do not take the disk's time. --local is always on that disk. With --output a
 third time is kept: until everything stood there. With --nodes 2 the same in jobs of two nodes, both on this machine, of
-which the second writes, which is not the one that decides on names. Writes results/NAME.json (every run), NAME.md and
-NAME.png.
+which the second writes, which is not the one that decides on names. Writes results/NAME.json.gz (every run), NAME.md
+and NAME.png.
 
 As root, the small files are written to a new ext4 in an image on that disk: where files were removed a minute ago, ext4
 looks past each of them, and takes up to ten times as long to make one. So the figures would depend on what came before.
@@ -20,12 +20,12 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import asdict
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import machine, record
+from harness.builds import add_build_option, builds_of, commands_of
 from harness.command import BenchmarkError, launcher, only_on, program, run
 from harness.dataset import DatasetSpec, make
 from harness.record import Spread, markdown_table
@@ -34,51 +34,64 @@ from harness.workspace import new_file_system, workspace
 
 KINDS = {"large": "1 GiB checkpoint, 1 MiB at a time", "small": "10,000 files of 10 KB"}
 WRITER = Path(__file__).parent / "writer.py"
+PLACES = ("scratch", "output", "output elsewhere")
 ELSEWHERE = Path("/dev/shm")
 RUN_S = 600.0
 SETTLE_S = 2.0
 
 
-def contenders(engines: list[str], nodes: list[int]) -> list[str]:
-    """Each is a place, an engine, and how many nodes, if more than one."""
-    places = ("scratch", "output", "output elsewhere")
-    ends = ["" if count == 1 else f", {count} nodes" for count in nodes]
-    return ["disk", *(f"{place}, {engine}{end}" for end in ends for engine in engines for place in places)]
+@dataclass(frozen=True)
+class Contender:
+    """Who writes where.
+
+    Attributes:
+        place: "disk", or one of PLACES; engine, nodes: of the job.
+        commands: the folder of the commands, and build: the name that tells them from those of this clone.
+    """
+
+    place: str
+    engine: str = ""
+    nodes: int = 1
+    commands: Path = Path()
+    build: str = ""
+
+    def __str__(self) -> str:
+        nodes = "" if self.nodes == 1 else f"{self.nodes} nodes"
+        return ", ".join(part for part in (self.place, self.engine, nodes, self.build) if part)
 
 
-def measure(contender: str, kind: str, count: int, size: int, work: Path, mounter: str) -> dict[str, float]:
+def measure(contender: Contender, kind: str, count: int, size: int, work: Path) -> dict[str, float]:
     """One run of the writer; what it wrote is removed again."""
     if kind == "small" and os.geteuid() == 0:
         with new_file_system(work / "image", work / "disk") as disk:
-            return measure_on(disk, contender, kind, count, size, work, mounter)
-    return measure_on(work, contender, kind, count, size, work, mounter)
+            return measure_on(disk, contender, kind, count, size, work)
+    return measure_on(work, contender, kind, count, size, work)
 
 
-def measure_on(
-    disk: Path, contender: str, kind: str, count: int, size: int, work: Path, mounter: str
-) -> dict[str, float]:
+def measure_on(disk: Path, contender: Contender, kind: str, count: int, size: int, work: Path) -> dict[str, float]:
     os.sync()
     time.sleep(SETTLE_S)
     writer = [sys.executable, str(WRITER), kind]
     place = disk / "written"
-    if contender == "disk":
+    if contender.place == "disk":
         try:
             return dict(json.loads(run([*writer, str(place), str(count), str(size), str(disk)], RUN_S).stdout))
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    where, engine, *nodes = contender.split(", ")
-    output = ELSEWHERE / f"fanstore-bench-{os.getpid()}" if where == "output elsewhere" else disk / "output"
-    options = ["--scratch"] if where == "scratch" else ["--output", str(output), "--fsync", "local"]
-    last = int(nodes[0].split()[0]) - 1 if nodes else 0
-    argv = [mounter, str(work / "d.fan"), str(work / "mount-{rank}"), "--local", str(disk / "local-{rank}")]
+    output = ELSEWHERE / f"fanstore-bench-{os.getpid()}" if contender.place == "output elsewhere" else disk / "output"
+    options = ["--scratch"] if contender.place == "scratch" else ["--output", str(output), "--fsync", "local"]
+    last = contender.nodes - 1
+    prepared = str(work / f"d{contender.build}.fan")
+    argv = [str(contender.commands / "fanstore-mount"), prepared, str(work / "mount-{rank}")]
+    argv += ["--local", str(disk / "local-{rank}")]
     command = [*writer, str(work / f"mount-{last}/run"), str(count), str(size), str(disk)]
     start_s = time.perf_counter()
     try:
-        command = [*argv, "--engine", engine, *options, "--", *only_on(last), *command]
+        command = [*argv, "--engine", contender.engine, *options, "--", *only_on(last), *command]
         if last > 0:
             command = [*launcher(last + 1), *command]
         figures: dict[str, float] = dict(json.loads(run(command, RUN_S).stdout))
-        if where != "scratch":
+        if contender.place != "scratch":
             figures["saved_s"] = time.perf_counter() - start_s
             saved = sum(1 for path in output.rglob("*") if path.is_file())
             if saved != figures["files"]:
@@ -146,35 +159,48 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="part of the usual bytes and files, for a trial")
     parser.add_argument("--engine", nargs="+", choices=("native", "python"), default=["native", "python"])
     parser.add_argument("--nodes", nargs="+", type=int, default=[1], help="of the jobs")
+    parser.add_argument("--place", nargs="+", choices=PLACES, default=list(PLACES), help="of the mount's outputs")
+    add_build_option(parser)
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
-    parser.add_argument("--name", default=f"write-speed-{datetime.now(UTC):%Y-%m-%d}", help="of the files in results/")
+    parser.add_argument("--name", default="write-speed", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     return parser.parse_args()
 
 
 def benchmark(arguments: argparse.Namespace) -> None:
-    prep, mounter = program("fanstore-prep"), program("fanstore-mount")
-    names = contenders(arguments.engine, arguments.nodes)
+    builds = [("", Path(program("fanstore-mount")).parent)]
+    builds += [(name, commands_of(clone)) for name, clone in builds_of(arguments)]
+    contenders = [
+        Contender("disk"),
+        *(
+            Contender(place, engine, nodes, commands, build)
+            for nodes in arguments.nodes
+            for engine in arguments.engine
+            for place in arguments.place
+            for build, commands in builds
+        ),
+    ]
     sizes = {"large": (max(1, int(1024 * arguments.scale)), 1 << 20), "small": (int(10_000 * arguments.scale), 10_000)}
     runs: list[dict[str, Any]] = []
     with workspace(arguments.work_dir) as work:
         make(work / "images", DatasetSpec(100, 10_000, 10))
-        run([prep, str(work / "images"), str(work / "d.fan")], RUN_S)
+        for build, commands in builds:
+            run([str(commands / "fanstore-prep"), str(work / "images"), str(work / f"d{build}.fan")], RUN_S)
         for number in range(1, arguments.rounds + 1):
-            shift = number % len(names)
+            shift = number % len(contenders)
             for kind in arguments.kind:
                 count, size = sizes[kind]
-                for contender in names[shift:] + names[:shift]:
-                    figures = measure(contender, kind, count, size, work, mounter)
-                    print(f"round {number}: {kind}: {contender:34} {figures}")
-                    place = {"round": number, "kind": kind, "contender": contender}
+                for contender in contenders[shift:] + contenders[:shift]:
+                    figures = measure(contender, kind, count, size, work)
+                    print(f"round {number}: {kind}: {contender!s:34} {figures}", flush=True)
+                    place = {"round": number, "kind": kind, "contender": str(contender)}
                     runs.append(place | figures | {"load_average": os.getloadavg()[0]})
         result = {
             "kind": "write_speed",
             "machine": machine.describe(work),
             "settings": {"rounds": arguments.rounds, "scale": arguments.scale},
-            "summary": summarize(runs, names),
+            "summary": summarize(runs, [str(contender) for contender in contenders]),
             "runs": runs,
         }
         record.write(arguments.name, result, make_table(result), arguments.results)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def page_aligned(size: int) -> memoryview:
-    """Random bytes in page-aligned memory (style.md, 22)."""
+    """Random bytes in page-aligned memory: the kernel copies it faster (README.md)."""
     memory = mmap.mmap(-1, size)
     memory.write(os.urandom(size))
     return memoryview(memory)

@@ -39,3 +39,14 @@ class OutputError(FanstoreError):
 
 class MountError(FanstoreError):
     """A mount point cannot be used, or the mount failed."""
+
+
+def first_expected(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The FanstoreError in a group that holds nothing else; otherwise the group, which is a bug to be seen in full."""
+    expected, rest = group.split(FanstoreError)
+    if expected is None or rest is not None:
+        return group
+    leaf: BaseException = expected
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return leaf

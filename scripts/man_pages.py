@@ -15,12 +15,14 @@ from pathlib import Path
 from fanstore import __version__
 from fanstore.cli.completion import expand_help
 from fanstore.cli.fanstore import COMMANDS, parsers
+from fanstore.cli.plan import SUBCOMMANDS
 
 PAGES = Path(__file__).parent.parent / "man"
 
 #: What the line NAME says.
 SUMMARIES = {"fanstore": "datasets of many small files, served from a few large ones"} | {
-    f"fanstore-{name}": summary for name, summary in COMMANDS.items()
+    f"fanstore-{name}": summary
+    for name, summary in {**COMMANDS, **{f"plan-{name}": summary for name, summary in SUBCOMMANDS.items()}}.items()
 }
 
 
@@ -63,7 +65,7 @@ def _is_argument(action: argparse.Action) -> bool:
 
 
 def _synopsis(program: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    yield f".B {_escape(program)}"
+    yield f".B {_escape(parser.prog)}"
     if parser.usage:
         yield _escape(parser.usage.removeprefix("%(prog)s").strip())
         return

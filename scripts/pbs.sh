@@ -23,8 +23,14 @@ export MASTER_ADDR
 # --with-ft ulfm: the others go on if a node dies; what it had is read from second copies (--replicas 2) or from the
 # shared file system. --map-by: one daemon per node. --bind-to none: otherwise your program gets a single core.
 # The mpirun must be the one beside fanstore-mount; it reaches the nodes with ssh. The exit code is your program's.
+# --success: the proof that all nodes have ended well; with --with-ft, mpirun ends with 0 also if all daemons were killed
+# (out of memory, say).
+proof=$PWD/.success-${mount##*/}
+rm -f "$proof"
 "$fanstore/mpirun" --hostfile "$PBS_NODEFILE" --with-ft ulfm --map-by ppr:1:node --bind-to none -x MASTER_ADDR \
-    "$fanstore/fanstore-mount" "$prepared" "$mount" --local "$ssd" --replicas 2 -- "$train"
+    "$fanstore/fanstore-mount" "$prepared" "$mount" --local "$ssd" --replicas 2 \
+    --success "$proof" -- "$train"
+rm "$proof" || { echo "the job was killed: not every node has ended well" >&2; exit 1; }
 
 # Instead of the last command, if your program uses MPI itself: mount first, on all nodes; run; unmount on this node,
 # which ends it on all.

@@ -3,8 +3,10 @@
 - A WARNING or worse from a logger under ``fanstore`` fails the test that did not announce it (``expect_warnings``).
 - A session fails that leaves a mount, a process or a job directory behind (leftovers.py).
 - A hang is ended by pytest-timeout, with the stacks of all threads; the limits are in pyproject.toml.
+- What was skipped is named at the end, with the reasons.
 """
 
+import collections
 import logging
 import os
 import re
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import leftovers
 import pytest
+from fast import is_fast
 
 #: Seconds that a daemon may take to end after the last test: an unmount is asynchronous for whoever asked for it.
 GRACE_S = 20.0
@@ -85,6 +88,23 @@ class Running:
             terminalreporter.write_line(f"INTERRUPTED {nodeid} after {time.monotonic() - since_s:.0f} s", red=True)
 
 
+class Skipped:
+    """Names the tests that were skipped, by reason; pytest itself names only lines of source."""
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        reports = terminalreporter.stats.get("skipped", [])
+        names: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for report in reports:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            names[reason.removeprefix("Skipped: ")][report.nodeid.partition("[")[0]] += 1
+        if not reports:
+            terminalreporter.write_line("no test was skipped")
+        for reason, counts in names.items():
+            terminalreporter.write_line(f"{counts.total()} skipped, {reason}:", yellow=True)
+            for name, count in counts.items():
+                terminalreporter.write_line(f"    {name}" + (f" ({count})" if count > 1 else ""))
+
+
 _GUARD = pytest.StashKey[LogGuard]()
 _START_S = pytest.StashKey[float]()
 
@@ -101,9 +121,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", engines, scope="module")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only the tests of tests/fast.py, less than two minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_fast(item.nodeid)])
+        items[:] = [item for item in items if is_fast(item.nodeid)]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_START_S] = time.time()
     config.pluginmanager.register(Running())
+    config.pluginmanager.register(Skipped())
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         # Workers must not meet in the directories that programs (mpirun) make in TMPDIR under names of their own.
         own = Path(tempfile.gettempdir()) / worker

@@ -6,32 +6,42 @@ Owns the wiring and the staging; a test leaves the with block and has the invari
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fanstore.core.cache import ChunkCache
-from fanstore.core.placement import Placement, place
-from fanstore.core.reader import Reader, Verify
-from fanstore.core.remote import Remote
-from fanstore.core.staging import stage
-from fanstore.core.statistics import Source, Statistics
-from fanstore.core.store import PartitionStore
+import trio
+from inprocess_transport import Network
+
+from fanstore.dataset.broker import Broker
+from fanstore.dataset.placement import Placement, place
+from fanstore.dataset.remote import Remote
+from fanstore.dataset.restoring import Copier
+from fanstore.dataset.sources import Sources, Verify
+from fanstore.dataset.staging import stage
+from fanstore.dataset.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
-from fanstore.transport.inprocess import Network
+from fanstore.job.copies import Copies
+from fanstore.telemetry.statistics import Source, SourceStatistics, Statistics
 
 
 @dataclass
 class Member:
-    """One node; also what its transport asks (Host)."""
+    """One node; also what its transport asks (Host).
+
+    Attributes:
+        deaf: it does not hear of deaths: they are kept in ``unheard`` until the test tells.
+    """
 
     rank: int
     prepared: PreparedDataset
     store: PartitionStore
-    cache: ChunkCache
     statistics: Statistics
     remote: Remote
-    reader: Reader
+    broker: Broker
     local: Path
+    copies: Copies
+    deaf: bool = False
+    unheard: list[int] = field(default_factory=list)
 
     def mapped_partition(self, partition: int) -> memoryview | None:
         return self.store.mapped(partition)
@@ -40,10 +50,13 @@ class Member:
         return b""
 
     def heard(self, peer: int, word: bytes) -> None:
-        pass
+        assert self.copies.heard(peer, word)
 
     def lost(self, peer: int) -> None:
-        pass
+        if self.deaf:
+            self.unheard.append(peer)
+        else:
+            self.copies.lost(peer)
 
     def entry(self, path: str) -> int:
         found = self.prepared.index.resolve(os.fsencode(path))
@@ -51,10 +64,13 @@ class Member:
         return found
 
     async def read(self, path: str, offset: int = 0, size: int = 1 << 40) -> bytes:
-        return bytes(await self.reader.read(self.entry(path), offset, size))
+        return await self.broker.read(self.entry(path), offset, size)
+
+    def source(self, source: Source) -> SourceStatistics:
+        return self.statistics.totals().sources[source]
 
     def reads(self, source: Source) -> int:
-        return self.statistics.sources[source].reads
+        return self.source(source).reads
 
 
 @dataclass
@@ -84,7 +100,6 @@ async def cluster(
     verify: Verify | str = Verify.FIRST,
     timeout_s: float = 60.0,
     cache_bytes: int = 64 << 20,
-    drop_behind: bool = False,
     staged: bool = True,
 ) -> AsyncIterator[Cluster]:
     """The nodes of one job, staged unless told otherwise."""
@@ -99,27 +114,32 @@ async def cluster(
         local = base / f"local-{rank}"
         local.mkdir()
         store = PartitionStore(dataset)
-        cache = ChunkCache(cache_bytes)
         statistics = Statistics()
-        statistics.add_section("cache", lambda cache=cache: asdict(cache.statistics()))  # type: ignore[misc]
         hosts = [f"node{number}" for number in range(size)]
         remote = Remote(network.peers(rank), placement, hosts, statistics, timeout_s)
-        reader = Reader(
-            dataset.index, store, cache, statistics, verify=verify, workers=4, drop_behind=drop_behind, remote=remote
-        )
-        nodes.append(Member(rank, dataset, store, cache, statistics, remote, reader, local))
+        sources = Sources(dataset.index, store, statistics, remote, Verify(verify))
+        broker = Broker(dataset.index, store, sources, statistics, capacity_bytes=cache_bytes, remote=remote)
+        copier = Copier(dataset, store, local, outputs=lambda: False)
+        copies = Copies(network.peers(rank), remote, placement, hosts, copier)
+        statistics.add_section("copies", copies.statistics)
+        nodes.append(Member(rank, dataset, store, statistics, remote, broker, local, copies))
         network.peers(rank).serve(nodes[-1])
     made = Cluster(network, placement, nodes)
     try:
         if staged:
             for rank in range(size):
                 made.stage(rank)
-        yield made
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(node.broker.run)
+            yield made
+            nursery.cancel_scope.cancel()
         for node in nodes:
-            for part in (node.store, node.cache, node.statistics, node.reader, node.remote):
+            for part in (node.store, node.statistics, node.broker, node.remote, node.copies):
                 part.validate()
     finally:
         for node in nodes:
             network.peers(node.rank).close(1.0)
+            assert node.broker.stop()
             node.store.close()
             node.store.validate()

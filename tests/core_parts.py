@@ -4,20 +4,24 @@ Owns nothing but the wiring; a test closes it with the with block and has the in
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
-from fanstore.core.cache import ChunkCache
-from fanstore.core.control import ControlDirectory
-from fanstore.core.namespace import Namespace
-from fanstore.core.reader import Reader, Verify
-from fanstore.core.statistics import Statistics
-from fanstore.core.store import PartitionStore
+from fanstore import _native
+from fanstore.dataset.broker import Broker
+from fanstore.dataset.control import ControlDirectory
+from fanstore.dataset.namespace import Namespace
+from fanstore.dataset.sources import Sources, Verify
+from fanstore.dataset.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
+from fanstore.telemetry.statistics import Statistics
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -26,9 +30,8 @@ class Parts:
 
     prepared: PreparedDataset
     store: PartitionStore
-    cache: ChunkCache
     statistics: Statistics
-    reader: Reader
+    broker: Broker
     control: ControlDirectory
     namespace: Namespace
 
@@ -38,13 +41,43 @@ class Parts:
         assert found >= 0, f"{path!r} is not in the index"
         return found
 
+    def run(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        """Call an async function while the broker is served."""
+
+        async def main() -> T:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.broker.run)
+                result = await function(*arguments)
+                nursery.cancel_scope.cancel()
+            return result
+
+        try:
+            return trio.run(main)
+        except BaseExceptionGroup as group:
+            raise only_error(group) from None
+
     def read(self, path: bytes | str, offset: int = 0, size: int = 1 << 40) -> bytes:
         """Read from a trio of its own: for tests that need no concurrency."""
+        return self.run(self.broker.read, self.entry(path), offset, size)
 
-        async def main() -> bytes:
-            return bytes(await self.reader.read(self.entry(path), offset, size))
 
-        return trio.run(main)
+def native_broker(dataset: PreparedDataset, capacity_bytes: int = 64 << 20) -> _native.Broker:
+    """The broker in C alone, not started; nobody serves it."""
+    index = dataset.index
+    marks = bytearray(index.entry_count + len(index.column("chunks")))
+    wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        return _native.Broker(index.native, marks, 0, capacity_bytes, 1, 1, wake)
+    finally:
+        os.close(wake)
+
+
+def only_error(group: BaseExceptionGroup) -> BaseException:
+    """What a nursery has wrapped."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 @contextmanager
@@ -55,15 +88,13 @@ def opened(
     verify: Verify | str = Verify.FIRST,
     open_limit: int | None = None,
     workers: int = 8,
-    drop_behind: bool = False,
 ) -> Iterator[Parts]:
     """The core for a prepared dataset; checks all invariants at the end."""
     prepared = PreparedDataset.open(path)
     store = PartitionStore(prepared, open_limit)
-    cache = ChunkCache(cache_bytes)
     statistics = Statistics()
-    statistics.add_section("cache", lambda: asdict(cache.statistics()))
-    reader = Reader(prepared.index, store, cache, statistics, verify=verify, workers=workers, drop_behind=drop_behind)
+    sources = Sources(prepared.index, store, statistics, None, Verify(verify))
+    broker = Broker(prepared.index, store, sources, statistics, capacity_bytes=cache_bytes, loaders=workers)
 
     async def describe_nodes() -> dict[str, object]:
         await trio.lowlevel.checkpoint()
@@ -80,10 +111,11 @@ def opened(
     files = [info.file for info in prepared.manifest.partitions]
     namespace = Namespace(prepared.index, files, os.getuid(), os.getgid(), control)
     try:
-        yield Parts(prepared, store, cache, statistics, reader, control, namespace)
-        for part in (store, cache, statistics, reader):
+        yield Parts(prepared, store, statistics, broker, control, namespace)
+        for part in (store, statistics, broker):
             part.validate()
     finally:
+        assert broker.stop()
         store.close()
         store.validate()
 

@@ -12,24 +12,24 @@ import mounting
 import pytest
 import trio
 
-from fanstore.core.journal import Journal, Owner
-from fanstore.core.objects import Objects
-from fanstore.core.outputs import Outputs, OutputSettings
-from fanstore.core.shelf import Shelf
+from fanstore.outputs.journal import Journal, Owner
+from fanstore.outputs.local_contents import LocalContents
+from fanstore.outputs.output_dir import OutputDir
+from fanstore.outputs.outputs import Outputs
 
 LIMIT_S = 20.0
 
 
 @contextmanager
-def written(prepared: Path, directory: Path, shelf: Shelf) -> Iterator[Outputs]:
+def written(prepared: Path, directory: Path, output_dir: OutputDir) -> Iterator[Outputs]:
     """Outputs of a job of one node."""
     with core_parts.opened(prepared) as parts:
-        owner = Owner("job", 0, str(shelf.directory), ".fanstore-job")
-        objects = Objects(directory / "objects")
+        owner = Owner("job", 0, str(output_dir.directory), ".fanstore-job")
+        objects = LocalContents(directory / "objects")
         journal = Journal.make(directory / "journal", owner)
-        shelf.open()
+        output_dir.open()
         try:
-            yield Outputs(parts.namespace, None, objects, journal, shelf, OutputSettings())
+            yield Outputs(parts.namespace, None, objects, journal, output_dir)
         finally:
             journal.close()
             objects.close()

@@ -17,21 +17,21 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from fanstore.core.job import Job
-from fanstore.core.node import Node, NodeSettings
-from fanstore.core.placement import place
-from fanstore.core.reader import Verify
-from fanstore.core.statistics import Statistics
-from fanstore.errors import FanstoreError
+from fanstore.dataset.placement import place
+from fanstore.dataset.sources import Verify
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import ReadOnlyOperations
+from fanstore.job.job import Job
+from fanstore.job.node import Node, NodeSettings
+from fanstore.outputs.tree import RefusedError
+from fanstore.telemetry.statistics import Statistics
 
 _PR_SET_PDEATHSIG = 1
 
 
 class Outputs:
-    """Another node is a folder. An inode that it does not have is a stale one; the last of all is an error of ours."""
+    """Another node is a folder. An inode that it does not have is a stale one; the last of all is refused."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,16 +45,12 @@ class Outputs:
     def rank(self) -> int:
         return 0
 
-    @property
-    def births(self) -> "Outputs":
-        return self
-
-    def take_over(self) -> None:
+    def catch_up(self) -> None:
         raise AssertionError("nobody has said that the engine may create anything")
 
     def _content(self, inode: int) -> bytes:
         if inode == (1 << 48) - 1:
-            raise FanstoreError("this one is damaged")
+            raise RefusedError(errno.ETIMEDOUT)
         try:
             return (self._folder / "remote" / f"{inode:x}").read_bytes()
         except FileNotFoundError:
@@ -76,15 +72,16 @@ async def serve(prepared: Path, engine: str, connection: int, folder: Path | Non
     placement = place([part.bytes for part in parts], [part.everywhere for part in parts], [0], 1)
     settings = NodeSettings(1 << 30, Verify.FIRST, 2.0)
     node = Node(dataset, Job(None), placement, None, settings, statistics, dict)
-    operations = ReadOnlyOperations(node.namespace, node.reader, node.control, statistics)
+    operations = ReadOnlyOperations(node.namespace, node.broker, node.control, statistics)
     if engine == "python":
         pyfuse3.init(operations, f"/dev/fd/{connection}", set())
-        await pyfuse3.main()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.broker.run)
+            await pyfuse3.main()
+            nursery.cancel_scope.cancel()
         return
     outputs = Outputs(folder) if folder is not None else None
-    native = NativeEngine(
-        dataset.index, node.namespace, node.store, node.reader, statistics, 1 << 30, workers=1, outputs=outputs
-    )
+    native = NativeEngine(dataset.index, node.namespace, node.broker, statistics, workers=1, outputs=outputs)
     if outputs is not None:
         native.add_name(1 << 40, b"announced", 0)
         native.add_name(1 << 40, b"taken back", 0)
@@ -96,10 +93,12 @@ async def serve(prepared: Path, engine: str, connection: int, folder: Path | Non
     native.start(connection)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(native.run)
+        nursery.start_soon(node.broker.run)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
     pyfuse3.close(unmount=False)
     assert native.stop()
+    node.close()
 
 
 if __name__ == "__main__":

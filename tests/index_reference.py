@@ -20,8 +20,8 @@ NO_PARTITION = 0xFFFF_FFFF
 HEADER = struct.Struct("<8sIIQQIIQQQ")
 SECTION = struct.Struct("<8sQQII")
 ALIGNMENT = 64
-FRAME_BYTES_MIN = 19
-CHUNK_EXTRA_MAX = 19
+#: Of every codec but none: the fewest bytes of a file, and by how many a stored chunk may be longer than a chunk.
+CODECS = {1: (19, 19), 2: (10, 16_384)}
 
 #: tag, letter of the struct module (None: bytes), bytes per item
 SECTIONS: tuple[tuple[str, str | None, int], ...] = (
@@ -266,12 +266,13 @@ class ReferenceIndex:
             _refuse(f"partition of {entry}")
         if offset + stored > self.parts[part]:
             _refuse(f"stored bytes of {entry} end outside the partition")
-        if codec not in (0, 1):
+        if codec != 0 and codec not in CODECS:
             _refuse(f"codec of {entry}")
         if codec == 0 and stored != size:
             _refuse(f"plain file {entry} with stored != size")
-        if codec == 1 and not FRAME_BYTES_MIN <= stored < size:
-            _refuse(f"stored bytes of LZ4 file {entry}")
+        shortest, extra = CODECS.get(codec, (0, 0))
+        if codec != 0 and not shortest <= stored < size:
+            _refuse(f"stored bytes of compressed file {entry}")
         needed = (size + CHUNK_BYTES - 1) // CHUNK_BYTES
         if needed <= 1:
             self._check_constants(entry, first=0, count=0)
@@ -288,7 +289,7 @@ class ReferenceIndex:
         for k in range(count):
             if codec == 0 and starts[k] != k * CHUNK_BYTES:
                 _refuse(f"start of chunk {k} of plain file {entry}")
-            if not 0 < starts[k + 1] - starts[k] <= CHUNK_BYTES + CHUNK_EXTRA_MAX:
+            if not 0 < starts[k + 1] - starts[k] <= CHUNK_BYTES + extra:
                 _refuse(f"length of stored chunk {k} of {entry}")
         # Whether checksums agree with the bytes, and with each other, is for fanstore-verify to say.
 

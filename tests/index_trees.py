@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hypothesis import strategies as st
-from index_reference import CHUNK_BYTES, NO_PARTITION, ChunkRecord, Columns, checksum
+from index_reference import CHUNK_BYTES, CODECS, NO_PARTITION, ChunkRecord, Columns, checksum
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class Node:
     mode: int
     mtime_ns: int = 0
     size: int = 0
-    lz4: bool = False
+    codec: int = 0
     target: bytes = b""
     seed: int = 0
     children: dict[bytes, "Node"] = field(default_factory=dict)
@@ -31,8 +31,8 @@ def directory(children: dict[bytes, Node] | None = None, mode: int = 0o755, mtim
     return Node(stat.S_IFDIR | mode, mtime_ns, children=children or {})
 
 
-def file(size: int, *, lz4: bool = False, mode: int = 0o644, mtime_ns: int = 0, seed: int = 0) -> Node:
-    return Node(stat.S_IFREG | mode, mtime_ns, size, lz4 and size > 40, seed=seed)
+def file(size: int, *, codec: int = 0, mode: int = 0o644, mtime_ns: int = 0, seed: int = 0) -> Node:
+    return Node(stat.S_IFREG | mode, mtime_ns, size, codec if size > 40 else 0, seed=seed)
 
 
 def symlink(target: bytes, mtime_ns: int = 0) -> Node:
@@ -42,16 +42,17 @@ def symlink(target: bytes, mtime_ns: int = 0) -> Node:
 def _stored_starts(node: Node, numbers: random.Random) -> list[int]:
     """Where the stored chunks of a file begin, and the end: chunks + 1 numbers."""
     count = max(1, -(-node.size // CHUNK_BYTES))
-    if not node.lz4:
+    if node.codec == 0:
         return [min(k * CHUNK_BYTES, node.size) for k in range(count)] + [node.size]
+    shortest, extra = CODECS[node.codec]
     if count == 1:
-        return [0, numbers.randrange(19, node.size)]
+        return [0, numbers.randrange(shortest, node.size)]
     starts = [0, numbers.randrange(20, CHUNK_BYTES // 2)]
     for _ in range(count - 2):
         starts.append(starts[-1] + numbers.randrange(5, CHUNK_BYTES + 4))
     # Long enough to be a chunk, short enough for the frame to be shorter than the file.
     starts.append(min(starts[-1] + 9 + numbers.randrange(CHUNK_BYTES // 2), node.size - 1))
-    if not all(0 < b - a <= CHUNK_BYTES + 19 for a, b in pairwise(starts)):
+    if not all(0 < b - a <= CHUNK_BYTES + extra for a, b in pairwise(starts)):
         return [k * 100 for k in range(count + 1)]
     return starts
 
@@ -103,7 +104,7 @@ def columns_of(root: Node, partitions: int = 2) -> Columns:
 def _file_row(node: Node, columns: Columns, ends: list[int], part: int) -> dict[str, int]:
     random_numbers = random.Random(node.seed)
     starts = _stored_starts(node, random_numbers)
-    row = {"size": node.size, "stored": starts[-1], "offset": ends[part], "part": part, "codec": int(node.lz4)}
+    row = {"size": node.size, "stored": starts[-1], "offset": ends[part], "part": part, "codec": node.codec}
     ends[part] += -(-starts[-1] // 512) * 512 + 512
     sums = [random_numbers.getrandbits(64) for _ in starts[1:]]
     if node.size == 0:
@@ -119,8 +120,8 @@ def _file_row(node: Node, columns: Columns, ends: list[int], part: int) -> dict[
 
 def sample_tree() -> Node:
     """A tree with one of each: what the targeted cases spoil. Kept small, since it is spoiled thousands of times."""
-    linked = file(700, lz4=True, seed=1)
-    big_linked = file(CHUNK_BYTES * 2 + 1, lz4=True, seed=2)
+    linked = file(700, codec=1, seed=1)
+    big_linked = file(CHUNK_BYTES * 2 + 1, codec=1, seed=2)
     link = symlink(b"plain")
     return directory(
         {
@@ -133,7 +134,9 @@ def sample_tree() -> Node:
             b"link": link,
             b"one-chunk": file(CHUNK_BYTES, seed=4),
             b"plain": file(1000, seed=5, mode=0o4711),
-            b"\xff" * 255: file(512, lz4=True, seed=6),
+            b"zstd": file(CHUNK_BYTES * 2 + 1, codec=2, seed=7),
+            b"zstd-small": file(300, codec=2, seed=8),
+            b"\xff" * 255: file(512, codec=1, seed=6),
         },
         mtime_ns=123,
     )
@@ -150,9 +153,9 @@ sizes = st.one_of(
     st.sampled_from([0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 9 << 20, 40 << 20]),
 )
 files = st.builds(
-    lambda size, lz4, mode, mtime, seed: file(size, lz4=lz4, mode=mode, mtime_ns=mtime, seed=seed),
+    lambda size, codec, mode, mtime, seed: file(size, codec=codec, mode=mode, mtime_ns=mtime, seed=seed),
     sizes,
-    st.booleans(),
+    st.sampled_from([0, *CODECS]),
     permissions,
     times,
     st.integers(0, 2**32),

@@ -27,8 +27,8 @@ from commands import BIN, mpirun
 from conftest import fanstore_command
 from mounting import fuse_problem, wait_until
 
-from fanstore.core.joblock import JobDirectory
-from fanstore.fuse.mounttable import find_mount
+from fanstore.job.job_directory import JobDirectory
+from fanstore.mounttable import find_mount
 
 #: Seconds for a job to come up or to end. Four ranks on two idle cores need two; it is only there to end a hang.
 LIMIT_S = 60.0
@@ -62,7 +62,7 @@ class Job:
     Attributes:
         directory: for everything of this job; size: how many ranks; has_local: whether they stage.
         process: the launcher (or whatever the test starts instead of it).
-        pids: of the daemons, by rank, once they are up.
+        pids: of the daemons, by rank, once they are up; supervisors: of the processes that wait for them.
         dead: ranks that the test has killed; what they leave is for the next job to clean up.
         announced: patterns of warnings that the logs may, and must, hold.
         _children: processes that the launcher has started, as seen while we waited for something.
@@ -72,7 +72,7 @@ class Job:
 
     def __init__(
         self,
-        prepared: Path,
+        prepared: Path | str,
         directory: Path,
         size: int,
         options: Sequence[str | Path] = (),
@@ -101,6 +101,7 @@ class Job:
         self.announced: list[str] = []
         self.dead: set[int] = set()
         self.pids: list[int] = []
+        self.supervisors: list[int] = []
         self._children: set[int] = set()
         self._signalled = False
         self._output = directory / "output"
@@ -150,6 +151,7 @@ class Job:
         if self._ended():
             pytest.fail(f"mpirun ended with {self.process.returncode}\n{self.evidence()}", pytrace=False)
         self.pids = [int(self.config(rank)["pid"]) for rank in range(self.size)]
+        self.supervisors = [parent_of(pid) for pid in self.pids]
 
     def is_up(self) -> bool:
         return all("INFO fanstore.fuse.session: mounted " in self.log_text(rank) for rank in range(self.size))
@@ -174,13 +176,13 @@ class Job:
             )
 
     def _ended(self) -> bool:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        with contextlib.suppress(OSError):  # it has ended
-            self._children.update(map(int, children.read_text().split()))
+        for pid in (self.process.pid, *self._children):  # the launcher's, and their daemons
+            with contextlib.suppress(OSError):  # it has ended
+                self._children |= set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
         return self.process.poll() is not None
 
     def wait_staged(self) -> None:
-        self.wait_log(r"INFO fanstore\.core\.node: staged ")
+        self.wait_log(r"INFO fanstore\.job\.node: staged ")
 
     # --- looking ---
 
@@ -249,11 +251,18 @@ class Job:
         self.process.send_signal(number)
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """To one daemon."""
+        """To one daemon. SIGKILL comes as with the loss of its node: nobody is left there who could clean up."""
         self._signalled = True
-        os.kill(self.pids[rank], number)
         if number == signal.SIGKILL:
+            os.kill(self.pids[rank], signal.SIGSTOP)  # or it would begin to end, without its supervisor
+            os.kill(self.supervisors[rank], number)
             self.dead.add(rank)
+        os.kill(self.pids[rank], number)
+
+    def kill_daemon(self, rank: int) -> None:
+        """Out of memory: its supervisor cleans up."""
+        self._signalled = True
+        os.kill(self.pids[rank], signal.SIGKILL)
 
     # --- ending ---
 
@@ -317,7 +326,7 @@ class StartJob(Protocol):
 
     def __call__(
         self,
-        prepared: Path,
+        prepared: Path | str,
         size: int,
         *options: str | Path,
         local: bool | str = False,
@@ -337,7 +346,7 @@ def start_job(tmp_path: Path, engine: str) -> Iterator[StartJob]:
     started: list[Job] = []
 
     def start(
-        prepared: Path,
+        prepared: Path | str,
         size: int,
         *options: str | Path,
         local: bool | str = False,
@@ -378,7 +387,11 @@ def start_job(tmp_path: Path, engine: str) -> Iterator[StartJob]:
         for job in reversed(started):
             job.destroy()
         JobDirectory.sweep(SHARED_MEMORY)  # as the next daemon would, after those that were killed while they started
-        assert [path for job in started for path in job.shared_memory()] == []
+
+        def left() -> list[Path]:
+            return [path for job in started for path in job.shared_memory()]
+
+        wait_until(lambda: not left(), "the end of all daemons", lambda: str(left()))
         assert leftovers.mounts_below(tmp_path) == []
 
 
@@ -387,6 +400,10 @@ def end_tracer(pid: int) -> None:
     tracer = int(Path(f"/proc/{pid}/status").read_text().partition("TracerPid:")[2].split()[0])
     if tracer:
         os.kill(tracer, signal.SIGKILL)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def is_absent(path: Path) -> bool:

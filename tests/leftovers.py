@@ -75,7 +75,7 @@ def job_directories(directory: Path, newer_than_s: float = 0.0) -> list[str]:
 
 
 def is_live(job_directory: Path) -> bool:
-    """Whether a process holds the lock of the job directory (core/joblock.py says how it works)."""
+    """Whether a process holds the lock of the job directory (job/job_directory.py says how it works)."""
     try:
         with open(job_directory / "lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

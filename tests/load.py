@@ -4,6 +4,7 @@ Owns the threads that read; knows nothing of FanStore. A read that fails or diff
 Used by the tests of jobs and by benchmarks/soak.py.
 """
 
+import errno
 import os
 import random
 import threading
@@ -56,6 +57,7 @@ class Source:
     """The files of a directory, in memory: what every mount must show."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.contents = {
             str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
         }
@@ -112,7 +114,8 @@ class Load:
         goals = [done + count for done in self._reads]
         deadline = time.monotonic() + limit_s
         while any(done < goal for done, goal in zip(self._reads, goals, strict=True)):
-            assert time.monotonic() < deadline, f"reads hang: {self._reads}, {self.failures}"
+            assert all(thread.is_alive() for thread in self._threads), f"a mount is gone: {self.failures[:5]}"
+            assert time.monotonic() < deadline, f"reads hang: {self._reads}, {self.failures[:5]}"
             time.sleep(0.01)
 
     def stop(self, limit_s: float = 60.0) -> None:
@@ -129,6 +132,8 @@ class Load:
                 content = read_past_cache(mount / name)
             except OSError as error:
                 self.failures.append(f"{mount / name}: {error}")
+                if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+                    return  # its daemon is dead, and will be
                 continue
             took_s = time.monotonic() - start_s
             if content != self._source.contents[name]:

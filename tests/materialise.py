@@ -1,8 +1,8 @@
 """Turns a prepared dataset back into a tree by means of docs/format.md alone: no code of FanStore is used.
 
-The index is read by the reference reader, bytes are cut out of the partition files at the index's offsets, LZ4 frames
-are decoded whole by the library; checksums of all chunks and partitions are compared on the way. Works for paths of any
-length. Used by the tests of preparation and of verification.
+The index is read by the reference reader, bytes are cut out of the partition files at the index's offsets, compressed
+files are decoded whole by their library; checksums of all chunks and partitions are compared on the way. Works for
+paths of any length. Used by the tests of preparation and of verification.
 """
 
 import json
@@ -11,8 +11,41 @@ import stat
 from pathlib import Path
 
 import lz4.frame
+import zstandard
 from index_reference import ReferenceIndex, checksum
 from oddities import opened_directory, write_file
+
+
+def _plain(data: bytes, size: int) -> bytes:
+    assert len(data) == size
+    return data
+
+
+def _lz4(data: bytes, size: int) -> bytes:
+    assert data[:4] == b"\x04\x22\x4d\x18"
+    info = lz4.frame.get_frame_info(data)
+    assert (info["block_linked"], info["content_checksum"], info["block_checksum"]) == (False, False, False)
+    assert info["content_size"] == size
+    content: bytes = lz4.frame.decompress(data)
+    return content
+
+
+def _zstd(data: bytes, size: int) -> bytes:
+    content, left = [], data
+    while left:
+        frame = zstandard.get_frame_parameters(left)
+        assert (frame.has_checksum, frame.dict_id) == (False, 0)
+        assert frame.window_size <= 4 << 20
+        decoder = zstandard.ZstdDecompressor().decompressobj()
+        content.append(decoder.decompress(left))
+        assert decoder.eof and len(content[-1]) == frame.content_size
+        left = decoder.unused_data
+    assert {len(one) for one in content[:-1]} <= {4 << 20}, "a frame is a chunk"
+    return b"".join(content)
+
+
+#: By the number of the codec.
+_DECODERS = {0: _plain, 1: _lz4, 2: _zstd}
 
 
 class Prepared:
@@ -46,18 +79,11 @@ class Prepared:
             sums.append(chunk.checksum.to_bytes(8, "little"))
         expected = column["checksum"][entry]
         assert expected == (checksum(b"".join(sums)) if len(sums) > 1 else checksum(data)), self.index.path(entry)
-        if column["codec"][entry] == 0:
-            return data
-        assert data[:4] == b"\x04\x22\x4d\x18"
-        info = lz4.frame.get_frame_info(data)
-        assert (info["block_linked"], info["content_checksum"], info["block_checksum"]) == (False, False, False)
-        assert info["content_size"] == column["size"][entry]
-        content: bytes = lz4.frame.decompress(data)
-        return content
+        return _DECODERS[column["codec"][entry]](data, column["size"][entry])
 
     def compressed(self) -> set[bytes]:
-        """Paths of the files that are stored as LZ4 frames."""
-        return {self.index.path(entry) for entry, codec in enumerate(self.index.column["codec"]) if codec == 1}
+        """Paths of the files that are compressed."""
+        return {self.index.path(entry) for entry, codec in enumerate(self.index.column["codec"]) if codec != 0}
 
     def paths(self) -> set[bytes]:
         return {self.index.path(entry) for entry in range(1, self.index.n)}

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ import leftovers
 import pytest
 from conftest import fanstore_command
 
-from fanstore.fuse.mounttable import find_mount
+from fanstore.job.job_directory import JobDirectory
+from fanstore.mounttable import find_mount
 
 #: Seconds for a mount to come up or to end. It takes one; the limit is only there to end a hang.
 LIMIT_S = 60.0
@@ -61,9 +63,15 @@ class Mounted:
     """
 
     def __init__(
-        self, prepared: Path, point: Path, options: Sequence[str], directory: Path, local: Path | None, engine: str
+        self,
+        prepared: Path | str,
+        point: Path,
+        options: Sequence[str],
+        directory: Path,
+        local: Path | None,
+        engine: str,
     ) -> None:
-        self.prepared = prepared
+        self.prepared = Path(prepared)  # of an address, nothing that leads anywhere
         self.engine = engine
         self.path = point
         self.local = local
@@ -127,7 +135,15 @@ class Mounted:
     # --- ending ---
 
     def signal(self, number: int) -> None:
+        """Send it; after SIGSTOP all threads have really stopped: one that runs may answer a little longer."""
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            tasks = Path(f"/proc/{self.process.pid}/task")
+            wait_until(
+                lambda: all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in tasks.glob("*/stat")),
+                "stop of all threads",
+                self.evidence,
+            )
 
     def stop(self) -> None:
         """End it by SIGTERM, as a batch system does, and check that all is well and nothing is left."""
@@ -160,6 +176,13 @@ class Mounted:
             self.process.wait(LIMIT_S)
         if find_mount(Path(os.path.realpath(self.path))) is not None:
             subprocess.run(["umount", "-l", str(self.path)], check=False, timeout=LIMIT_S, capture_output=True)
+        if self.process.returncode < 0 and self.local is None:
+            # What the next mount without --local would remove; there may be none before the run ends.
+            JobDirectory.sweep(Path(tempfile.gettempdir()), self._is_own)
+
+    def _is_own(self, directory: Path) -> bool:
+        recorded = directory / "mount.json"
+        return recorded.exists() and json.loads(recorded.read_bytes())["path"] == os.path.realpath(self.path)
 
 
 class Mount(Protocol):
@@ -167,7 +190,7 @@ class Mount(Protocol):
 
     def __call__(
         self,
-        prepared: Path,
+        prepared: Path | str,
         *options: str,
         point: Path | None = None,
         local: Path | None = None,
@@ -192,7 +215,7 @@ def _mounts(directory: Path, engine: str) -> Iterator[Mount]:
     started: list[Mounted] = []
 
     def start(
-        prepared: Path,
+        prepared: Path | str,
         *options: str,
         point: Path | None = None,
         local: Path | None = None,
@@ -230,9 +253,9 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", path], check=True, timeout=LIMIT_S)
 
 
-def lister_of(point: Path) -> int | None:
-    """The process that lists directories of a mount ahead; None when there is none, or it has ended."""
-    wanted = [b"fanstore-names", os.fsencode(point)]
+def lister_of(point: Path, program: bytes = b"fanstore-names") -> int | None:
+    """The process that lists directories of a mount ahead, or another one; None when there is none, or it has ended."""
+    wanted = [program, os.fsencode(point)]
     for process in Path("/proc").iterdir():
         try:
             argv = (process / "cmdline").read_bytes().split(b"\0")[:2] if process.name.isdigit() else []

@@ -92,6 +92,14 @@ async def hard_exit(node: Node) -> None:
 ONLY_MPI = {scenario.__name__: scenario for scenario in (idle, close_without_the_stopped, never_serve, hard_exit)}
 
 
+def library_version() -> str:
+    """Of the MPI library that was really loaded."""
+    from mpi4py import MPI
+
+    version: str = MPI.Get_library_version()
+    return version.split(",")[0].splitlines()[0]
+
+
 def stop(pid: int) -> None:
     """Stop a process, and wait until it has: another core may let it run on for a moment, and it would answer."""
     os.kill(pid, signal.SIGSTOP)
@@ -117,7 +125,8 @@ async def run(name: str) -> None:
         await {**SCENARIOS, **ONLY_MPI}[name](node)
     begin_s = time.monotonic()
     peers.close(3.0 if name == "close_without_the_stopped" else CLOSE_S)
-    print(json.dumps({"rank": peers.rank, "close_s": round(time.monotonic() - begin_s, 3)}), flush=True)
+    close_s = round(time.monotonic() - begin_s, 3)
+    print(json.dumps({"rank": peers.rank, "close_s": close_s, "library": library_version()}), flush=True)
     if name == "close_without_the_stopped" and node.rank == 0:
         node.kill(2)  # what a batch system does in the end
 

@@ -151,7 +151,7 @@ def _names(fd: int) -> None:
     for number, name in enumerate(ODD_NAMES):
         write_file(fd, name, compressible(40 * number, number))
     for length in (250, 251, 252, 254, 255):
-        # From 252 on, the name of the compressed member (plus ".lz4") would be longer than a name can be.
+        # From 252 on, the name of the compressed member (plus ".lz4" or ".zst") would be longer than a name can be.
         write_file(fd, (b"long-%d-" % length).ljust(length, b"z"), compressible(5_000, length))
     for number, name in enumerate(ODD_NAMES):
         with made_directory(fd, name[:250] + b".dir") as inner:
@@ -160,7 +160,7 @@ def _names(fd: int) -> None:
 
 def _clashes(fd: int) -> None:
     """Names that the compressed member of another file would like to have."""
-    for name in (b"a.txt", b"a.txt.lz4", b"a.txt.lz4.lz4", b"b.txt", b"c.txt", b"d.txt", b"only.lz4"):
+    for name in (b"a.txt", b"a.txt.lz4", b"a.txt.lz4.lz4", b"b.txt", b"c.txt", b"d.txt", b"only.lz4", b"z", b"z.zst"):
         write_file(fd, name, compressible(10_000, len(name)))
     with made_directory(fd, b"b.txt.lz4") as inner:
         write_file(inner, b"inside", compressible(10_000))

@@ -2,8 +2,8 @@
 
 Owns the sockets, the directory of objects and one thread: pyfuse3, which answers INIT and keeps every other message for
 the test to look at, with EXDEV for an answer, which the engine itself never gives. Used by test_native_outputs.py,
-test_native_output_messages.py and test_native_births.py, with its fixtures. (PYTEST_DONT_REWRITE: they import it before
-pytest could.)
+test_native_output_messages.py and test_native_creates.py, with its fixtures. (PYTEST_DONT_REWRITE: they import it
+before pytest could.)
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from typing import Any
 import fuse_wire as wire
 import mounting
 import pytest
+from core_parts import native_broker
 from fuse_wire import Kernel, Reply
 
 from fanstore import _native
@@ -31,7 +32,7 @@ MIB = 1 << 20
 #: Inode numbers of outputs; the first and the last there can be.
 A, B, LAST = 1 << 40, (1 << 40) + 0xABC, (1 << 48) - 1
 FORWARDED = errno.EXDEV
-READ, OUTPUT_READ, MAKE_LOCAL, NO_ROOM = range(4)
+OUTPUT_READ, MAKE_LOCAL, NO_ROOM = range(3)
 
 _IN = struct.Struct("<IIQQIIII")
 _NO_ANSWER = (wire.FORGET, wire.BATCH_FORGET, wire.INTERRUPT)
@@ -51,19 +52,14 @@ class OutputEngine:
         self._dataset = PreparedDataset.open(prepared)  # the engine reads its memory
         self.index = self._dataset.index
         self.objects = objects
-        marks = bytearray(self.index.entry_count + len(self.index.column("chunks")))
         directory = os.open(objects, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self.engine = _native.Engine(
-                self.index.native,
-                marks,
+                native_broker(self._dataset),
                 0,
                 0,
                 -1,
                 1,
-                1,
-                0,
-                1 << 20,
                 1,
                 1,
                 12,

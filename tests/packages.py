@@ -1,12 +1,13 @@
 """Programs that some tests use and the product does not: ``python tests/packages.py`` installs what is missing.
 
 Owns the list. Called by scripts/test. Without root or apt-get, or if it fails, it says so and leaves it at that: the
-tests that need something skip themselves and say what.
+tests that need something skip themselves and say what. With ``--required`` the exit code is then 1.
 """
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 #: Program and Debian package.
@@ -20,7 +21,10 @@ PACKAGES = {
     "mandoc": "mandoc",  # manual pages
     "man": "man-db",
     "zsh": "zsh",  # completion
+    "nginx": "nginx-light",  # datasets over HTTP: tests/object_servers.py
     "rsync": "rsync",  # onto outputs
+    "strace": "strace",  # system calls counted, delayed and made to fail
+    "valgrind": "valgrind",  # memory of the native engine
 }
 LIMIT_S = 240.0
 #: Debian's way to say that no service may be started: tests start their own daemons.
@@ -46,20 +50,24 @@ def install(packages: list[str]) -> None:
             POLICY.unlink()
 
 
-def main() -> None:
+def main() -> int:
     missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
     if not missing:
-        return
+        return 0
+    is_required = sys.argv[1:] == ["--required"]
+    consequence = "these Debian packages are needed for --all and CI=true" if is_required else "some tests are skipped"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        print(f"not installed, so some tests are skipped: {' '.join(missing)}")
-        return
+        print(f"not installed, and this user cannot: {consequence}: {' '.join(missing)}")
+        return int(is_required)
     print(f"installing {' '.join(missing)}", flush=True)
     try:
         install(missing)
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or b""
-        print(f"that failed, so some tests are skipped: {error}\n{output.decode(errors='replace')[-2_000:]}")
+        print(f"{output.decode(errors='replace')[-2_000:]}\nthat failed: {consequence}: {' '.join(missing)}: {error}")
+        return int(is_required)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

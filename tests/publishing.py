@@ -10,20 +10,28 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from fanstore.core.job import Job
-from fanstore.core.node import Node, NodeSettings
-from fanstore.core.placement import place
-from fanstore.core.reader import Verify
-from fanstore.core.statistics import Statistics
+from fanstore.dataset.placement import place
+from fanstore.dataset.sources import Verify
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.reporting import Publishing, Reporting
+from fanstore.job.job import Job
+from fanstore.job.node import Node, NodeSettings
+from fanstore.telemetry.statistics import Statistics
 
 
 def lone_node(prepared: Path, statistics: Statistics, reporting: Reporting) -> tuple[Node, Job]:
     dataset = PreparedDataset.open(prepared)
     parts = dataset.manifest.partitions
     placement = place([part.bytes for part in parts], [part.everywhere for part in parts], [0], 1)
-    config = {"fanstore": "0", "mountpoint": "/m", "prepared": str(prepared), "rank": 0, "size": 1, "local": None}
+    config = {
+        "fanstore": "0",
+        "mountpoint": "/m",
+        "prepared": str(prepared),
+        "storage": "shared file system",
+        "rank": 0,
+        "size": 1,
+        "local": None,
+    }
     config |= {
         "codec": "none",
         "partitions": 1,
@@ -52,7 +60,7 @@ def follow(
 
     reporting.open()
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001))
-    reporting.settle()
+    reporting.take_last_figures()
     reporting.close()
     node.close()
     return reporting

@@ -10,7 +10,19 @@ from typing import Any
 BOUNDS_NS = [1 << power for power in range(10, 35)]
 
 #: Sections of the page, in order.
-SECTIONS = ["glance", "throughput", "sources", "traffic", "latency", "memory", "outputs", "events", "nodes", "about"]
+SECTIONS = [
+    "glance",
+    "throughput",
+    "sources",
+    "order",
+    "traffic",
+    "latency",
+    "memory",
+    "outputs",
+    "events",
+    "nodes",
+    "about",
+]
 
 #: A name that wants to be more than text.
 HOSTILE = '<script>alert("x")</script>\' onload=alert(1) \u202e\x1b[31m\udcff&amp;'
@@ -29,6 +41,7 @@ def make_job(
         "ended": True,
         "code": 0,
         "config": {
+            "storage": "shared file system",
             "fanstore": "0.1.0",
             "prepared": "/shared/datasets/imagenet.fan",
             "mountpoint": "/tmp/imagenet",
@@ -51,7 +64,7 @@ def make_job(
 def make_node(rank: int, size: int, duration_s: float, samples: int, numbers: random.Random) -> dict[str, Any]:
     times = [round(duration_s * number / samples, 3) for number in range(samples + 1)]
     columns: dict[str, list[float]] = {"at_s": list(times)}
-    for name in (*SOURCES, "cached_bytes", "memory_bytes", "pending", "pending_bytes"):
+    for name in (*SOURCES, "cached_bytes", "memory_bytes", "pending", "pending_bytes", "waited_ms"):
         columns[name] = [0]
     for number in range(1, samples + 1):
         part = number / samples
@@ -70,6 +83,7 @@ def make_node(rank: int, size: int, duration_s: float, samples: int, numbers: ra
         waiting = max(0.0, 1 - (epoch - 0.93) * 12) if epoch > 0.93 else 0
         columns["pending"].append(round(3 * waiting))
         columns["pending_bytes"].append(int(2.4e9 * waiting))
+        columns["waited_ms"].append(int(300 * step_s * staged * (part < 0.5)))
     totals = {name: int(sum(columns[name])) for name in SOURCES}
     others = [peer for peer in range(size) if peer != rank]
     weights = {peer: 0.7 + 0.6 * numbers.random() for peer in others}
@@ -106,6 +120,17 @@ def make_node(rank: int, size: int, duration_s: float, samples: int, numbers: ra
         },
         "memory": {"rss_bytes": int(columns["memory_bytes"][-1]), "peak_rss_bytes": int(max(columns["memory_bytes"]))},
         "cache_capacity_bytes": 1 << 30,
+        "order": {
+            "source": "hooked",
+            "sampler": "DistributedSampler",
+            "seed": 7,
+            "epoch": 2,
+            "files": reads,
+            "predicted": reads - reads // 100,
+            "prefetched": reads // 2,
+            "late": 12,
+            "waited_s": 1.5,
+        },
         "outputs": {
             "files": 9,
             "directories": 1,

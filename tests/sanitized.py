@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from index_reference import CHUNK_BYTES, ReferenceIndex, assemble
+from index_reference import CODECS as CODEC_NUMBERS
 from index_trees import Node, columns_of, directory, file, sample_tree, symlink
 
 REPOSITORY = Path(__file__).parent.parent
 NATIVE = REPOSITORY / "native"
 DRIVERS = REPOSITORY / "tests" / "native"
 SEED = 20_240_229
+#: What reads an index or a chunk needs the codecs; what all of native/ is linked with.
+CODECS = sorted(NATIVE.glob("format/codec*.c"))
+LIBRARIES = ("-llz4", "-lzstd", "-lxxhash")
 
 #: Leak detection needs ptrace, which containers often forbid; valgrind looks for leaks.
 ENVIRONMENT = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
@@ -26,19 +30,24 @@ ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-om
 
 
 def compile_c(target: Path, arguments: Sequence[str | Path], flags: Sequence[str] = ADDRESS) -> Path:
-    command = [COMPILER, "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *flags]
+    command = [COMPILER, "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", *flags]
     command += [*map(str, arguments), "-o", str(target)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     return target
 
 
+def room_sources(room: str) -> list[Path]:
+    """The C files of one folder of native/."""
+    return sorted((NATIVE / room).glob("*.c"))
+
+
 def compile_module(target: Path) -> Path:
     """The whole extension module; to be loaded by a Python that has ``preload()`` in LD_PRELOAD."""
     includes = [f"-I{path}" for path in {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}]
-    sources = sorted(NATIVE.glob("*.c"))
+    sources = sorted(path for path in NATIVE.rglob("*.c") if path.parent.name not in ("programs", "preload"))
     shared = ["-shared", "-fPIC", "-Wno-unused-parameter"]
-    return compile_c(target, [*shared, *includes, *sources, "-llz4", "-lxxhash"])
+    return compile_c(target, [*shared, *includes, *sources, *LIBRARIES])
 
 
 def preload() -> str:
@@ -63,7 +72,7 @@ def random_tree(numbers: random.Random, levels: int, width: int) -> Node:
             children[name] = numbers.choice(linkable)
         else:
             size = numbers.choice((0, 1, 500, 70_000, CHUNK_BYTES, CHUNK_BYTES + 1, 30 << 20))
-            children[name] = file(size, lz4=numbers.random() < 0.5, seed=numbers.getrandbits(30))
+            children[name] = file(size, codec=numbers.choice((0, *CODEC_NUMBERS)), seed=numbers.getrandbits(30))
             linkable.append(children[name])
     return directory(children)
 

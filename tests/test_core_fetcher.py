@@ -9,9 +9,9 @@ import pytest
 import trio
 from core_cluster import cluster
 
-from fanstore.core import remote as remote_module
-from fanstore.core.remote import Failure, Remote
-from fanstore.core.statistics import Source
+from fanstore.dataset import remote as remote_module
+from fanstore.dataset.remote import Failure, Remote
+from fanstore.telemetry.statistics import Source
 
 MakePrepared = Callable[..., Path]
 ExpectWarnings = Callable[..., None]

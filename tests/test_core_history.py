@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_data import make_job
 
-from fanstore.core.account import Account, pack, unpack
-from fanstore.core.events import FIRST_KEPT, LAST_KEPT, LONGEST_TEXT, NOTABLE, Events
-from fanstore.core.history import FIRST_INTERVAL_S, SAMPLES_MOST, History, Sample
-from fanstore.core.job import Job
-from fanstore.core.statistics import OCTAVES, OperationStatistics
+from fanstore.job.account import Account, pack, unpack
+from fanstore.job.job import Job
+from fanstore.telemetry.events import FIRST_KEPT, LAST_KEPT, LONGEST_TEXT, NOTABLE, Events
+from fanstore.telemetry.history import FIRST_INTERVAL_S, SAMPLES_MOST, History, Sample
+from fanstore.telemetry.statistics import OCTAVES, OperationStatistics
 from fanstore.transport.peers import MESSAGE_BYTES
 
 # --- samples ---
@@ -173,7 +173,7 @@ def test_an_account_of_a_real_node(tmp_path: Path, make_prepared: MakePrepared) 
     source.mkdir()
     (source / "file").write_bytes(b"x" * 30_000)
     with opened(make_prepared(source)) as parts:
-        account = Account(Job(None), parts.store, parts.cache, None, parts.statistics, Events())
+        account = Account(Job(None), parts.store, parts.broker, None, parts.statistics, Events())
         account.history.add(account.sample())
         parts.read("file")
         parts.statistics.record("read", 70_000)

@@ -12,7 +12,7 @@ import pytest
 import trio
 from core_parts import Parts, opened
 
-from fanstore.core.namespace import (
+from fanstore.dataset.namespace import (
     BLOCK_BYTES,
     ROOT_INODE,
     NoAttributeError,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanstore.core.capacity import RESERVE_BYTES, Disk, divide, room_for, survey
-from fanstore.core.placement import Placement, place
+from fanstore.dataset.capacity import RESERVE_BYTES, Disk, divide, room_for, survey
+from fanstore.dataset.placement import Placement, place, restore
 
 PLENTY = 1 << 62
 
@@ -135,3 +135,68 @@ def test_room_is_what_is_free_without_the_reserve(tmp_path: Path) -> None:
     assert survey(tmp_path).name == survey(tmp_path / "..").name
     assert survey(tmp_path).name != survey(Path("/proc")).name
     assert room_for(Path("/proc")) == 0
+
+
+# --- after deaths ---
+
+
+def left(placement: Placement, lost: set[int]) -> list[set[int]]:
+    return [set(ranks) - lost for ranks in placement.holders]
+
+
+def with_more(
+    copies: list[set[int]], more: tuple[tuple[int, ...], ...], ranks: set[int] | None = None
+) -> list[set[int]]:
+    """With what falls to these ranks, or to all."""
+    return [
+        now | {rank for rank in new if ranks is None or rank in ranks} for now, new in zip(copies, more, strict=True)
+    ]
+
+
+@given(partition_lists, room_lists, st.integers(1, 5), st.sets(st.integers(0, 8)), st.data())
+def test_what_always_holds_after_deaths(
+    partitions: list[Partition], room: list[int], replicas: int, lost: set[int], data: st.DataObject
+) -> None:
+    placement = placed(partitions, room, replicas)
+    barred = data.draw(st.sets(st.tuples(st.integers(0, 8), st.integers(0, 30)), max_size=10))
+    copies = left(placement, lost)
+    more = restore(placement, copies, lost, barred)
+    assert more == restore(placement, copies, lost, barred), "every node computes the same"
+    final = with_more(copies, more)
+    able = sum(limit > 0 and rank not in lost for rank, limit in enumerate(room))
+    load = [
+        sum(size for (size, _), ranks in zip(partitions, final, strict=True) if rank in ranks)
+        for rank in range(len(room))
+    ]
+    assert all(used <= limit for used, limit in zip(load, room, strict=True))
+    for partition, ((size, everywhere), now, new) in enumerate(zip(partitions, copies, more, strict=True)):
+        assert not now & set(new) and not lost & set(new), "where it is not, and somebody lives"
+        assert not any((rank, partition) in barred for rank in new)
+        assert everywhere or len(now) + len(new) <= max(len(now), replicas)
+        if len(final[partition]) < (able if everywhere else min(replicas, able)):
+            for rank, limit in enumerate(room):
+                if rank not in lost and rank not in final[partition] and limit > 0 and (rank, partition) not in barred:
+                    assert load[rank] + size > limit, "what is missing does not fit"
+    assert not any(restore(placement, final, lost, barred)), "then nothing is left to do"
+
+
+@given(st.lists(st.tuples(sizes, st.booleans()), max_size=30), st.integers(1, 9), st.integers(1, 4), st.data())
+def test_who_hears_first_what_others_have_taken_agrees_with_them(
+    partitions: list[Partition], ranks: int, replicas: int, data: st.DataObject
+) -> None:
+    """With room for all: what falls to each is the same, whoever has said already what it takes upon itself."""
+    placement = placed(partitions, [PLENTY] * ranks, replicas)
+    lost = data.draw(st.sets(st.integers(0, ranks - 1), max_size=ranks - 1))
+    copies = left(placement, lost)
+    more = restore(placement, copies, lost, ())
+    early = data.draw(st.sets(st.integers(0, ranks - 1)))
+    later = restore(placement, with_more(copies, more, early), lost, ())
+    assert later == tuple(tuple(rank for rank in new if rank not in early) for new in more)
+
+
+def test_copies_are_restored_evenly() -> None:
+    placement = placed([(10, False)] * 60, [PLENTY] * 6, 2)
+    more = restore(placement, left(placement, {3}), {3}, ())
+    taken = [sum(rank in new for new in more) for rank in range(6)]
+    assert sum(taken) == len(placement.of_rank(3)) == 20
+    assert taken[3] == 0 and max(taken) <= 6

@@ -14,11 +14,11 @@ import pytest
 import trio
 from core_parts import Parts, flip_byte, opened
 
-from fanstore.core.staging import StagingResult, stage
-from fanstore.core.statistics import Source
+from fanstore.dataset.staging import StagingResult, stage
 from fanstore.errors import CorruptDataError
 from fanstore.format.manifest import PartitionInfo
 from fanstore.progress import Progress
+from fanstore.telemetry.statistics import Source
 
 MakePrepared = Callable[..., Path]
 
@@ -74,10 +74,10 @@ def test_staged_partitions_are_verified_and_used(
         assert all(parts.store.source(p) is Source.LOCAL and parts.store.verified(p) for p in range(5))
         assert parts.store.local_bytes() == total
         check_contents(parts)
-        sources = parts.statistics.sources
+        sources = parts.statistics.totals().sources
         assert sources[Source.LOCAL].bytes == sum(map(len, CONTENTS.values()))
         assert sources[Source.SHARED].reads == 0
-        assert parts.statistics.verification.chunks == 0, "what was verified as a whole is not checked again"
+        assert parts.statistics.totals().verification.chunks == 0, "what was verified as a whole is not checked again"
         staging = parts.statistics.staging()
         assert (staging.partitions, staging.done_partitions, staging.bytes, staging.done_bytes) == (5, 5, total, total)
         for partition in range(5):
@@ -103,8 +103,8 @@ def test_a_partition_with_a_wrong_checksum_is_used_and_each_file_checked(
         check_contents(parts, but="1/07")
         with pytest.raises(CorruptDataError):
             parts.read("1/07")
-        assert parts.statistics.verification.chunks > 0
-        assert parts.statistics.sources[Source.SHARED].reads == 0
+        assert parts.statistics.totals().verification.chunks > 0
+        assert parts.statistics.totals().sources[Source.SHARED].reads == 0
 
 
 def test_a_truncated_partition(
@@ -146,7 +146,7 @@ def test_a_copy_that_goes_bad_is_replaced_by_the_prepared_file(
         errors = parts.statistics.errors
         assert (errors.damaged_files, errors.failed_reads) == (0, 0)
         assert errors.fallbacks == FILES
-        assert parts.statistics.sources[Source.SHARED].reads == FILES
+        assert parts.statistics.totals().sources[Source.SHARED].reads == FILES
 
 
 def test_what_does_not_fit_stays_where_it_is(
@@ -272,7 +272,7 @@ def test_external_partitions_with_the_same_name(tmp_path: Path, local: Path, mak
                 assert parts.read(f"{number}.bin") == oddities.incompressible(50_000, number)
             if not list(local.iterdir()):
                 assert run(parts, local).verified == (0, 1)
-        assert parts.statistics.sources[Source.LOCAL].reads == 2
+        assert parts.statistics.totals().sources[Source.LOCAL].reads == 2
         assert len(list(local.iterdir())) == 2
 
 
@@ -286,7 +286,7 @@ def test_reads_go_on_while_partitions_are_staged(
         while not done.is_set():
             name = names[number % len(names)]
             offset = number * 997 % 300_000
-            data = await parts.reader.read(parts.entry(name), offset, 4096)
+            data = await parts.broker.read(parts.entry(name), offset, 4096)
             assert data == CONTENTS[name][offset : offset + 4096]
             number += 1
             await trio.lowlevel.checkpoint()
@@ -301,7 +301,7 @@ def test_reads_go_on_while_partitions_are_staged(
         return result
 
     with opened(make_prepared(tree, codec=codec, partitions=6)) as parts:
-        assert trio.run(main, parts).verified == (0, 1, 2, 3, 4, 5)
+        assert parts.run(main, parts).verified == (0, 1, 2, 3, 4, 5)
         check_contents(parts)
 
 

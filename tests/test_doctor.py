@@ -22,11 +22,11 @@ from conftest import fanstore_command
 from mounting import Mount, command, needs_fuse, needs_root, prepare, small_file_system, wait_until
 from terminals import on_terminal
 
-from fanstore.core import memorylimit
-from fanstore.doctor import disks, leftovers, limits, mpi, testmount
+from fanstore.dataset import memory_limit as memorylimit
+from fanstore.doctor import disks, interception, leftovers, limits, mpi, testmount
 from fanstore.doctor.finding import Check, Finding, Status, ok, perform
 from fanstore.doctor.programs import GRACE_S, Programs
-from fanstore.fuse.mounttable import find_mount, mount_holding
+from fanstore.mounttable import find_mount, mount_holding
 
 pytest_plugins = ["mounting"]
 
@@ -75,7 +75,7 @@ def test_a_node_that_is_well(tmp_path: Path, prepared: Path) -> None:
     assert not errors
     must_be_well = ["fuse.device", "fuse.fusermount3", "python.packages", "engine.native", "mpi.library", "mpi.start"]
     must_be_well += ["mpi.ulfm", "local", "local.space", "shared", "shared.dataset", "leftover.directory"]
-    must_be_well += ["mount", "mount.engine"]
+    must_be_well += ["mount", "mount.engine", "preload"]
     assert {name: found[name][0] for name in must_be_well} == dict.fromkeys(must_be_well, "ok")
     assert found["mpi.start"][1].endswith("mpirun -n 2 works; thread level funneled (funneled is enough)")
     assert found["shared.dataset"][1] == "a prepared dataset: 1 files, 7 B, 1 partitions"
@@ -190,8 +190,13 @@ def test_local_that_cannot_be_used(tmp_path: Path) -> None:
     file.touch()
     found = by_name(disks.check_local(file))
     assert found["local"].status is Status.ERROR and found["local"].found == f"{file} is not a directory"
-    found = by_name(disks.check_local(tmp_path / "new" / "one"))
+    found = by_name(disks.check_local(tmp_path / "new"))
     assert found["local"].status is Status.OK  # the parent, which is said before
+    found = by_name(disks.check_local(tmp_path / "new" / "one"))
+    assert (
+        found["local"].status is Status.ERROR
+        and found["local"].found == f"neither {tmp_path}/new/one nor {tmp_path}/new exists"
+    )
     found = by_name(disks.check_local(Path("/proc/sys")))
     assert found["local"].status is Status.ERROR and found["local"].fix
 
@@ -220,7 +225,7 @@ def test_shared(tmp_path: Path, prepared: Path) -> None:
     assert found.status is Status.ERROR and " has 100 bytes instead of " in found.found
     (copy / "part-00000.tar").unlink()
     found = by_name(disks.SharedChecks(copy).check())["shared.dataset"]
-    assert found.status is Status.ERROR and "cannot be read (No such file or directory)" in found.found
+    assert found.status is Status.ERROR and "part-00000.tar' is missing" in found.found
     (copy / "index.fsx").write_bytes(b"nonsense")
     found = by_name(disks.SharedChecks(copy).check())["shared.dataset"]
     assert found.status is Status.ERROR and "index.fsx" in found.found
@@ -248,6 +253,31 @@ def test_limit_of_the_control_group(tmp_path: Path) -> None:
     (tmp_path / "memory/slurm/step/memory.limit_in_bytes").write_text("700\n")
     own.write_text("5:cpu:/x\n4:memory:/slurm/step\n")
     assert memorylimit.group_limit(own, tmp_path) == 700
+
+
+def test_what_is_left_of_the_control_group(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+
+    def group(path: str, stat: str, **files: int) -> None:
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+        (tmp_path / path / "memory.stat").write_text(stat)
+        for name, value in files.items():
+            (tmp_path / path / f"memory.{name}").write_text(f"{value}\n")
+
+    own.write_text("0::/job/step\n")
+    group("job", "anon 500\nactive_file 100\ninactive_file 200\nslab_reclaimable 50\n", max=1000, current=900)
+    group("job/step", "anon 10\nactive_file 0\ninactive_file 0\n", max=900, current=100)
+    assert memorylimit.group_memory(own, tmp_path) == (1000, 550), "the one that is fuller; without pages of files"
+    group("job/step", "anon 10\nactive_file 0\ninactive_file 0\n", max=900, current=600)
+    found = memorylimit.group_memory(own, tmp_path)
+    assert found == (900, 600) and found is not None and found.room_bytes == 300
+    own.write_text("5:cpu:/x\n4:memory:/slurm/step\n")
+    assert memorylimit.group_memory(own, tmp_path) is None
+    stat = "active_file 1\ninactive_file 2\ntotal_active_file 30\ntotal_inactive_file 40\n"
+    group("memory/slurm/step", stat, limit_in_bytes=700, usage_in_bytes=300)
+    assert memorylimit.group_memory(own, tmp_path) == (700, 230)
+    (tmp_path / "memory/slurm/step/memory.usage_in_bytes").unlink()
+    assert memorylimit.group_memory(own, tmp_path) is None, "what cannot be read bounds nothing"
 
 
 def test_one_core() -> None:
@@ -296,6 +326,19 @@ def test_root_without_the_capability() -> None:
     assert status == "warning" and text.startswith("root may not mount here (no CAP_SYS_ADMIN)")
     assert fix is not None and "--device /dev/fuse --cap-add SYS_ADMIN" in fix
     assert found["mount"][0] == "error" and "Operation not permitted" in found["mount"][1]
+    assert found["preload"][0] == "ok", "which needs no mount"
+
+
+def test_programs_that_the_library_does_not_see(tmp_path: Path) -> None:
+    assert interception.obstacle(Path(sys.executable)) == ""
+    assert interception.obstacle(Path(__file__)) == "", "a script"
+    (tmp_path / "own").write_bytes(Path(shutil.which("cat") or "").read_bytes())
+    (tmp_path / "own").chmod(0o4755)
+    assert interception.obstacle(tmp_path / "own") == "set-user-ID"
+    source = (tmp_path / "static").with_suffix(".c")
+    source.write_text("int main(void) { return 0; }\n")
+    subprocess.run(["cc", "-static", "-nostdlib", "-Wl,-emain", "-o", tmp_path / "static", source], check=True)
+    assert interception.obstacle(tmp_path / "static") == "static"
 
 
 # --- what killed jobs leave ---

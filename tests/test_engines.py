@@ -73,7 +73,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
                 argv = [sys.executable, str(PEER), str(prepared), engine, str(theirs.fileno())]
                 processes.append(subprocess.Popen(argv, pass_fds=[theirs.fileno()]))
             kernels.append(Kernel(ours, LIMIT_S))
-        yield Engines(kernels[0], kernels[1], Index.load(prepared / "index.fsx"))
+        yield Engines(kernels[0], kernels[1], Index.adopt(memoryview((prepared / "index.fsx").read_bytes())))
         kernels[0].close()
         assert processes[0].wait(LIMIT_S) == 0, "the native engine ends in order when the kernel has gone"
     finally:

@@ -1,7 +1,7 @@
 """The training scripts of examples/ read the same samples from a mount as from a directory, and learn the same.
 
 What needs a framework runs only with FANSTORE_TEST_FRAMEWORKS=/path/to/venv/bin/python, an environment with torch,
-tensorflow-cpu, webdataset and h5py; scripts/examples makes one in .venv-examples. example_runs.py runs the scripts.
+tensorflow-cpu, webdataset and h5py, as environments.py makes it for scripts/test. example_runs.py runs the scripts.
 """
 
 import hashlib
@@ -22,9 +22,7 @@ from mounting import needs_fuse, wait_until
 
 PYTHON = os.environ.get("FANSTORE_TEST_FRAMEWORKS", "")
 
-needs_frameworks = pytest.mark.skipif(
-    not PYTHON, reason="FANSTORE_TEST_FRAMEWORKS names no Python with torch, tensorflow, webdataset and h5py"
-)
+needs_frameworks = pytest.mark.skipif(not PYTHON, reason="frameworks are installed by scripts/test --all")
 
 
 def ended(bench: Workbench) -> Iterator[Workbench]:

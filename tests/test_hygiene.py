@@ -1,11 +1,13 @@
 """The suite's own safety nets (conftest.py, leftovers.py) must catch what they are there for."""
 
+import fnmatch
 import os
 import subprocess
 import sys
 import uuid
 from pathlib import Path
 
+import fast
 import leftovers
 import pytest
 
@@ -16,10 +18,10 @@ CONFTEST = Path(__file__).parent / "conftest.py"
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A session of its own, with the real conftest and leftovers modules."""
+    """A session of its own, with the real conftest and what it imports."""
     # The grace is there for daemons; what is forgotten below never ends by itself, so do not wait for it.
     pytester.makeconftest(CONFTEST.read_text().replace("GRACE_S = 20.0", "GRACE_S = 0.2"))
-    pytester.makepyfile(leftovers=(CONFTEST.parent / "leftovers.py").read_text())
+    pytester.makepyfile(**{name: CONFTEST.with_name(f"{name}.py").read_text() for name in ("leftovers", "fast")})
     monkeypatch.delenv(leftovers.MARK_VARIABLE, raising=False)
     monkeypatch.setenv("TMPDIR", str(pytester.mkdir("temporary")))
     return pytester
@@ -113,3 +115,12 @@ def test_process_found_by_command_line_without_mark(tmp_path: Path) -> None:
             assert leftovers.processes_of(uuid.uuid4().hex, tmp_path / "other") == []
         finally:
             sleeper.communicate(b"\n")
+
+
+def test_every_pattern_of_the_fast_tests_finds_some() -> None:
+    """Otherwise a test that was renamed would leave the inner loop without a word."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(CONFTEST.parent)]
+    collected = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=CONFTEST.parent.parent)
+    names = [line.removeprefix("tests/") for line in collected.stdout.splitlines() if "::" in line]
+    assert len(names) > 1_000, collected.stdout + collected.stderr
+    assert [pattern for pattern in (*fast.FAST, *fast.SLOW) if not fnmatch.filter(names, pattern)] == []

@@ -8,8 +8,6 @@ import io
 import random
 import stat
 import struct
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -268,44 +266,19 @@ def test_columns_are_read_only() -> None:
     assert list(index.column("size")) == list(index.size)
 
 
-def test_load_gives_what_from_buffer_gives(tmp_path: Path) -> None:
-    path = tmp_path / "index.fsx"
-    path.write_bytes(SAMPLE)
-    index = Index.load(path)
+def test_adopt_gives_what_from_buffer_gives() -> None:
+    index = Index.adopt(memoryview(SAMPLE))
     assert_same_answers(index, ReferenceIndex(SAMPLE))
     assert index.nbytes == len(SAMPLE)
     assert index.file_checksum() == checksum(SAMPLE)
 
 
-def _missing(path: Path) -> None:
-    pass
+_TEXT = b"not an index, but long enough to be one by its length alone, which must not be enough"
 
 
-def _empty(path: Path) -> None:
-    path.touch()
-
-
-def _short(path: Path) -> None:
-    path.write_bytes(SAMPLE[:63])
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(SAMPLE[:-1])
-
-
-def _directory(path: Path) -> None:
-    path.mkdir()
-
-
-def _text(path: Path) -> None:
-    path.write_text("not an index, but long enough to be one by its length alone, which must not be enough")
-
-
-@pytest.mark.parametrize("make", [_missing, _empty, _short, _cut, _directory, _text])
-def test_load_refuses_in_one_sentence_with_the_path(make: Callable[[Path], None], tmp_path: Path) -> None:
-    path = tmp_path / "index.fsx"
-    make(path)
+@pytest.mark.parametrize("content", [b"", SAMPLE[:63], SAMPLE[:-1], _TEXT])
+def test_adopt_refuses_in_one_sentence_with_the_path(content: bytes) -> None:
     with pytest.raises(FormatError) as caught:
-        Index.load(path)
-    assert f"'{path}'" in str(caught.value)
+        Index.adopt(memoryview(content), "'/data/index.fsx'")
+    assert "'/data/index.fsx'" in str(caught.value)
     assert "\n" not in str(caught.value)

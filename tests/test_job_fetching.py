@@ -1,6 +1,6 @@
 """What the native engine fetches from other nodes without Python: all of it, as long as all is well; in real jobs.
 
-What happens when it is not well is in test_job_survival.py, and, below the daemon, in native/drive_fetch.c.
+What happens when it is not well is in test_job_survival.py, and, below the daemon, in tests/native/drive_fetch.c.
 """
 
 from pathlib import Path
@@ -41,22 +41,23 @@ def source(root: Path) -> Source:
 def prepared(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("prepared")
     return {
-        codec: prepare(root, base / f"{codec}.fan", "--codec", codec, "--partitions", "6") for codec in ("none", "lz4")
+        codec: prepare(root, base / f"{codec}.fan", "--codec", codec, "--partitions", "6")
+        for codec in ("none", "lz4", "zstd")
     }
 
 
-def crossings(job: Job, rank: int) -> int:
-    return int(job.statistics(rank)["engine"]["crossings"])
+def upcalls(job: Job, rank: int) -> int:
+    return int(job.statistics(rank)["cache"]["upcalls"])
 
 
-@pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_nothing_crosses_over(start_job: StartJob, prepared: dict[str, Path], source: Source, codec: str) -> None:
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_python_is_not_asked(start_job: StartJob, prepared: dict[str, Path], source: Source, codec: str) -> None:
     job = start_job(prepared[codec], 3, "--stage-first", local=True)
     for rank in range(3):
         source.check(job.mount(rank))
         statistics = job.statistics(rank)
         remote = statistics["sources"]["remote"]
-        assert statistics["engine"]["crossings"] == 0
+        assert statistics["cache"]["upcalls"] == 0
         assert statistics["sources"]["shared"]["reads"] == 0
         assert remote["reads"] > 0
         given = [(node["fetches"], node["fetched_bytes"]) for node in statistics["peers"]["nodes"]]
@@ -83,9 +84,9 @@ def test_refused_while_staging(start_job: StartJob, prepared: dict[str, Path], s
     job.wait_staged()
 
     def stays_in_the_engine() -> bool:
-        before = crossings(job, 0)
+        before = upcalls(job, 0)
         source.check(job.mount(0))
-        return crossings(job, 0) == before
+        return upcalls(job, 0) == before
 
     wait_until(stays_in_the_engine, "that the engine fetches again", job.evidence)
     assert job.peer(0, 1)["fetches"] > 0

@@ -57,8 +57,9 @@ def test_staged(start_job: StartJob, prepared: dict[str, Path], tree: Path, code
         assert job.nodes(rank)[rank]["partitions"]["local"], "every node keeps something"
     copies = [p for node in job.nodes(0) for p in node["partitions"]["local"]]
     assert sorted(copies) == sorted(list(range(9)) * replicas)
-    used = [job.statistics(rank)["cache"]["used_bytes"] for rank in range(RANKS)]
-    assert used == [0] * RANKS, "what the kernel or the engine has is not kept by Python as well"
+    for rank in range(RANKS):
+        cache = job.statistics(rank)["cache"]
+        assert cache["used_bytes"] <= cache["capacity_bytes"] and cache["upcalls"] == 0, "Python had nothing to bring"
     job.stop()
 
 

@@ -14,7 +14,7 @@ from jobs import PEER_TIMEOUT_S, ULFM, Job, StartJob, needs_jobs, needs_strace
 from load import Source, make_files
 from mounting import command, prepare, wait_until
 
-from fanstore.fuse.mounttable import find_mount
+from fanstore.mounttable import find_mount
 
 pytest_plugins = ["jobs"]
 pytestmark = needs_jobs
@@ -263,7 +263,7 @@ def test_term_followed_by_kill(start_job: StartJob, prepared: Path, tmp_path: Pa
     for number in [*job.pids, *commands]:
         os.kill(number, signal.SIGTERM)
     job.wait_log("SIGTERM is passed on to the command")  # and now the daemons would wait for ten seconds
-    for number in [job.process.pid, *job.pids, *commands]:
+    for number in [job.process.pid, *job.supervisors, *job.pids, *commands]:
         os.kill(number, signal.SIGKILL)
     job.wait_end()
     wait_until(lambda: not job.processes(), "end of all", job.evidence)

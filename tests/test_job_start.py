@@ -35,11 +35,14 @@ def check_all(job: Job, source: Path) -> None:
 
 @needs_strace
 def test_metadata_is_read_once(start_job: StartJob, prepared: Path, tmp_path: Path) -> None:
-    """The opens of manifest and index by all processes of the job, as the kernel sees them."""
+    """The opens of manifest and index by all processes of the job, and the looks at partitions, as the kernel sees."""
     trace = tmp_path / "trace"
-    watch = ["strace", "-D", "-f", "-qq", "--seccomp-bpf", "-e", "trace=open,openat,openat2", "-A", "-o", str(trace)]
+    calls = "trace=open,openat,openat2,/stat"
+    watch = ["strace", "-D", "-f", "-qq", "--seccomp-bpf", "-e", calls, "-A", "-o", str(trace)]
     job = start_job(prepared, 4, wrapper=watch)
     job.stop()
+    looked_at = re.findall(r'stat\w*\([^"]*"([^"]*/part-[^"]*)"', trace.read_text())
+    assert sorted(looked_at) == [str(prepared / f"part-{number:05d}.tar") for number in range(8)]
     # A call that another process interrupts in the trace has its result in a later line: only the names count.
     opened = re.findall(r'open\w*\([^"]*"([^"]*)"', trace.read_text())
     counts = {name: opened.count(str(prepared / name)) for name in ("manifest.json", "index.fsx")}
@@ -88,14 +91,20 @@ def test_one_failing_rank_ends_all(start_job: StartJob, prepared: Path, tmp_path
     job.check_clean()
 
 
-def test_rank_0_cannot_read_the_dataset(start_job: StartJob, tmp_path: Path) -> None:
-    job = start_job(tmp_path / "absent.fan", 3, local=True, wait=False)
-    assert job.wait_end() == 1
-    errors = [line for line in job.output().splitlines() if "error" in line.lower()]
-    assert len(errors) == 1, job.output()
-    assert errors[0].startswith("fanstore-mount: error: the prepared dataset") and "absent.fan" in errors[0]
-    job.announced.append("absent.fan")
-    job.check_clean()
+def test_rank_0_cannot_read_the_dataset(start_job: StartJob, source: Path, tmp_path: Path) -> None:
+    incomplete = prepare(source, tmp_path / "incomplete.fan", "--partitions", "3")
+    (incomplete / "part-00002.tar").unlink()
+    for path, sentence in (
+        (tmp_path / "absent.fan", "the prepared dataset '.*absent.fan' does not exist"),
+        (incomplete, f"partition file '{incomplete}/part-00002.tar' is missing; copy the dataset again"),
+    ):
+        job = start_job(path, 3, local=True, wait=False)
+        assert job.wait_end() == 1
+        errors = [line for line in job.output().splitlines() if "error" in line.lower()]
+        assert len(errors) == 1, job.output()
+        assert re.match(f"fanstore-mount: error: {sentence}", errors[0]), errors
+        job.announced.append(sentence)
+        job.check_clean()
 
 
 def test_fewer_partitions_than_ranks(start_job: StartJob, source: Path, tmp_path: Path) -> None:

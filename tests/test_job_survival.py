@@ -7,15 +7,14 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jobs import PEER_TIMEOUT_S, ULFM, StartJob, needs_jobs, needs_strace, once_per_rank
 from load import Source, load, make_files
-from mounting import needs_root, prepare
+from mounting import Mount, needs_root, prepare
 
-pytest_plugins = ["jobs"]
+pytest_plugins = ["jobs", "mounting"]
 pytestmark = needs_jobs
 
 SMALL_CACHE = ("--cache", "1MiB", "--stage-first")
@@ -181,8 +180,9 @@ def test_full_local_disk(start_job: StartJob, prepared: dict[str, Path], source:
     """Rank 1's disk has room, says the kernel, but no inode for a second copy: ENOSPC in the middle of staging."""
     small = tmp_path / "job" / "ssd1"
     small.mkdir(parents=True)
-    # Of the inodes one each is for the root, the job's directory, its lock, where it is mounted, and one copy.
-    options = "size=300m,nr_inodes=5"
+    # One each is for the root, the job's directory, its lock, where it is mounted, the control socket, the file for
+    # orders, and one copy.
+    options = "size=300m,nr_inodes=7"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", small], check=True, timeout=60)
     try:
         full = r"cannot be copied to .*/ssd1/.*, it is read where it is: No space left on device"
@@ -201,15 +201,21 @@ def test_full_local_disk(start_job: StartJob, prepared: dict[str, Path], source:
 
 
 @pytest.fixture
-def unreadable(prepared: dict[str, Path], tmp_path: Path) -> Iterator[Path]:
-    """The dataset with one partition that cannot be opened, for a while."""
-    copy = tmp_path / "unreadable.fan"
+def unreadable(prepared: dict[str, Path], tmp_path: Path, mount: Mount) -> Path:
+    """The dataset with one partition that is there, as the kernel remembers, and cannot be read: its server is dead."""
+    copy, held = tmp_path / "unreadable.fan", tmp_path / "held"
     copy.mkdir()
-    for path in prepared["none"].iterdir():
+    held.mkdir()
+    for path in prepared["none"].glob("[!.]*"):
         os.link(path, copy / path.name)
+    os.link(copy / "part-00003.tar", held / "part-00003.tar")
     os.rename(copy / "part-00003.tar", copy / "hidden")
-    (copy / "part-00003.tar").symlink_to("part-00003.tar")  # ELOOP, for root as well
-    yield copy
+    server = mount(prepare(held, tmp_path / "held.fan"))
+    (copy / "part-00003.tar").symlink_to(server.path / "part-00003.tar")
+    (copy / "part-00003.tar").stat()
+    server.process.kill()
+    server.wait_end()
+    return copy
 
 
 def test_unreadable_partition_while_staging(start_job: StartJob, unreadable: Path, source: Source) -> None:

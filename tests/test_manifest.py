@@ -9,6 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def sealed(content: dict[str, Any]) -> bytes:
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     rest["checksum"] = f"{xxhash.xxh3_64_intdigest(text.encode()):016x}"
     return json.dumps(rest).encode()
+
+
+def test_the_seed_of_a_shuffle_is_kept() -> None:
+    shuffled = replace(sample(), shuffle=5)
+    assert Manifest.loads(shuffled.dumps().encode()) == shuffled
+    assert "shuffle" not in json.loads(sample().dumps())
+    for wrong in (-1, "1", True, None, 1.5, 1 << 63):
+        assert_refused(sealed({**json.loads(sample().dumps()), "shuffle": wrong}))
 
 
 def assert_refused(text: bytes) -> str:

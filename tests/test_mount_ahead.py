@@ -15,7 +15,7 @@ pytestmark = needs_fuse
 
 #: Files of each kind of program in a test: more than are needed to recognise it.
 FILES = 120
-#: In each directory: so few that it is not listed ahead (native/namesahead.h), and its names are looked up.
+#: In each directory: so few that it is not listed ahead (native/fuse/namesahead.h), and its names are looked up.
 TOGETHER = 6
 
 
@@ -55,8 +55,8 @@ def send_to_disk(folder: Path) -> None:
 
 def read_ahead(mounted: Mounted) -> tuple[int, int]:
     """Files that were read ahead, and those of them that were wanted."""
-    said = mounted.statistics()["engine"]["read_ahead"]
-    return said["files"], said["wanted"]
+    said = mounted.statistics()["cache"]
+    return said["prefetched"], said["prefetched_taken"]
 
 
 def names(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from conftest import fanstore_command
 from mounting import LIMIT_S, Mount, Mounted, command, needs_fuse, wait_until
 
 from fanstore.fuse.command import SAME_SIGNAL_S
-from fanstore.fuse.mounttable import find_mount
+from fanstore.mounttable import find_mount
 
 pytest_plugins = ["mounting"]
 pytestmark = needs_fuse
@@ -259,11 +259,11 @@ def test_signal_ends_the_mount(mount: Mount, prepared: Path, tmp_path: Path, num
 def test_unmount_by_hand(mount: Mount, prepared: Path, tmp_path: Path, program: list[str]) -> None:
     if program == ["umount"] and os.geteuid() != 0:
         pytest.skip("umount is for root")
-    mounted = mount(prepared, local=tmp_path / "made" / "ssd")
+    mounted = mount(prepared, local=tmp_path / "ssd")
     subprocess.run([*program, mounted.path], check=True, timeout=LIMIT_S)
     assert mounted.wait_end() == 0
     mounted.check_clean()
-    assert not (tmp_path / "made" / "ssd").exists()
+    assert not (tmp_path / "ssd").exists()
 
 
 def test_busy_mount_is_detached_at_the_end(mount: Mount, prepared: Path) -> None:
@@ -505,7 +505,7 @@ def test_hang_at_start_ends_with_evidence(prepared: Path, tmp_path: Path) -> Non
         assert result.stderr == (
             f"fanstore-mount: error: opening {fake} took longer than 2.0 s; where it hangs is in {log}\n"
         )
-        assert 'manifest.py", line' in log.read_text(), "the stack of the thread that hangs"
+        assert 'storage.py", line' in log.read_text(), "the stack of the thread that hangs"
         nothing_left(tmp_path / "m")
 
 

@@ -15,7 +15,7 @@ from mounting import LIMIT_S, Mount, Mounted, command, lister_of, needs_fuse, wa
 pytest_plugins = ["mounting"]
 pytestmark = needs_fuse
 
-#: Constants of native/namesahead.h.
+#: Constants of native/fuse/namesahead.h.
 PER_LOOKUP, FIRST_LOOKUPS, WORTH = 32, 4, 8
 
 LARGE, SMALL = 5_000, 300
@@ -90,11 +90,12 @@ def wait_for_lister(mounted: Mounted) -> int:
 def listing_mount(mount: Mount) -> Callable[..., Mounted]:
     """A mount whose lister has started, and whose files are in memory, so that all look-ups count.
 
-    Where a disk is to be waited for, it begins with the look-up (native/ahead.h), and names are not listed.
+    Where a disk is to be waited for, it begins with the look-up (native/fuse/ahead.h), and names are not listed.
     """
 
     def start(prepared: Path, *options: str) -> Mounted:
-        mounted = mount(prepared, *options)
+        # Orders may be recognised: then files are read ahead, and names are looked up for that.
+        mounted = mount(prepared, "--order", "off", *options)
         wait_for_lister(mounted)
         for part in prepared.glob("part-*.tar"):
             part.read_bytes()

@@ -54,8 +54,8 @@ def test_one_rank_is_not_refused(tmp_path: Path, environment: dict[str, str]) ->
 
 def test_local_inside_the_mount_point(tmp_path: Path) -> None:
     result = command("mount", tmp_path / "d.fan", tmp_path / "m", "--local", tmp_path / "m/ssd")
-    assert result.returncode == 1
-    assert "lies inside the mount point" in result.stderr or "/dev/fuse" in result.stderr
+    assert result.returncode == 2
+    assert "lies inside the mount point" in result.stderr
     assert not (tmp_path / "m").exists()
 
 
@@ -70,6 +70,6 @@ def test_help_teaches(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mount", "umount", "stat"])
 def test_wrong_usage(name: str) -> None:
-    result = command(name, "--no-such-option")
+    result = command(name, "--no-such-option", "x")
     assert result.returncode == 2
-    assert "usage: fanstore-" in result.stderr
+    assert result.stderr == f"fanstore-{name}: error: there is no option --no-such-option; see fanstore-{name} --help\n"

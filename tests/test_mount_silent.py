@@ -5,6 +5,7 @@ server that has died. Reads hang as long as they must; everything else goes on, 
 """
 
 import os
+import shutil
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from conftest import BOTH_ENGINES
 from mounting import LIMIT_S, Mount, Mounted, command, needs_fuse, needs_root, wait_until
 from oddities import incompressible
 
-from fanstore.fuse.mounttable import find_mount
+from fanstore.mounttable import find_mount
 
 pytest_plugins = ["mounting"]
 ENGINES = BOTH_ENGINES
@@ -104,6 +105,25 @@ def test_ends_although_reads_hang(mount: Mount, outer: Mounted, held: bool) -> N
         reader.wait(LIMIT_S)
 
 
+def test_a_partition_that_cannot_be_looked_at(outer: Mounted, tmp_path: Path) -> None:
+    """Its file system does not answer: the start ends with evidence, not the first read with a hang."""
+    dataset = tmp_path / "linked.fan"
+    shutil.copytree(outer.path / "inner.fan", dataset)
+    dataset.chmod(0o755)
+    (dataset / "part-00001.tar").unlink()
+    (dataset / "part-00001.tar").symlink_to(outer.path / "not looked up before")
+    log = tmp_path / "log"
+    outer.signal(signal.SIGSTOP)
+    try:
+        result = command("mount", dataset, tmp_path / "m", "--start-timeout", "2", "--log", log)
+    finally:
+        outer.signal(signal.SIGCONT)
+    sentence = f"opening {dataset} took longer than 2.0 s; where it hangs is in {log}"
+    assert (result.returncode, result.stderr) == (1, f"fanstore-mount: error: {sentence}\n")
+    assert 'prepared.py", line' in log.read_text(), "the stacks of the threads that hang"
+    assert not (tmp_path / "m").exists()
+
+
 def test_outputs_are_kept_although_reads_hang(mount: Mount, outer: Mounted, tmp_path: Path) -> None:
     """``--output`` is gone, and there is no orderly end: what was written stays on the disk, and is saved later."""
     local, output = tmp_path / "ssd", tmp_path / "output"
@@ -148,9 +168,10 @@ def test_signal_while_staging_hangs(mount: Mount, outer: Mounted, tmp_path: Path
     prepared, local = tmp_path / "d.fan", tmp_path / "ssd"
     prepared.mkdir()
     local.mkdir()
-    for path in (outer.path / "inner.fan").iterdir():
+    for path in (outer.path / "inner.fan").glob("[!.]*"):
         if path.suffix == ".tar":
             (prepared / path.name).symlink_to(path)
+            path.stat()  # the kernel remembers it, as it does of a file server
         else:
             (prepared / path.name).write_bytes(path.read_bytes())
     outer.signal(signal.SIGSTOP)

@@ -24,12 +24,12 @@ from fanstore.fuse.mountpoint import (
     NotAnsweringError,
     check_fuse,
     condition,
-    resolve,
     unmount,
     within_limit,
 )
-from fanstore.fuse.mounttable import find_mount, mounts_below, read_mounts
-from fanstore.fuse.processes import ProcessWatch, start_ticks
+from fanstore.mounttable import find_mount, mounts_below, read_mounts
+from fanstore.paths import resolve
+from fanstore.processes import ProcessWatch, start_ticks
 
 pytest_plugins = ["mounting"]
 
@@ -313,6 +313,12 @@ def test_mounted_inside_is_named(mount: Mount, prepared: Path, tmp_path: Path) -
         unmount(mounted.path)
 
 
+def test_who_was_faster_has_removed_the_directory_too(tmp_path: Path) -> None:
+    """Two daemons come across the same dead mount, each by its own way."""
+    unmount(tmp_path / "gone", lazy=True)
+    unmount(tmp_path, lazy=True)
+
+
 def test_umount_of_what_is_no_mount(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     for path, message in (
@@ -325,7 +331,8 @@ def test_umount_of_what_is_no_mount(tmp_path: Path) -> None:
     result = command("stat", tmp_path / "directory")
     assert (result.returncode, result.stderr) == (
         1,
-        f"fanstore-stat: error: no FanStore dataset is mounted on {tmp_path}/directory\n",
+        f"fanstore-stat: error: no FanStore dataset is mounted on {tmp_path}/directory, nor served there without a "
+        "mount\n",
     )
 
 

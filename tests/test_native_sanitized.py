@@ -1,9 +1,10 @@
 """The C part under the address and undefined-behaviour sanitizers.
 
 The checks of index.fsx, on thousands of spoiled files: the corpus is written by the reference (index_trees.py),
-spoiling and checking are in native/index_fuzz.c, where a read one byte outside the file is seen. Messages of the
-kernel, well formed and not, in native/request_fuzz.c. And the whole extension module, at the preparation of a tree with
-all oddities (native/sanitized_prep.py) and at the exchange between the ranks of an MPI job (native/sanitized_mpi.py).
+spoiling and checking are in tests/native/index_fuzz.c, where a read one byte outside the file is seen. Messages of the
+kernel, well formed and not, in tests/native/request_fuzz.c. And the whole extension module, at the preparation of a
+tree with all oddities (native/sanitized_prep.py) and at the exchange between the ranks of an MPI job
+(native/sanitized_mpi.py).
 """
 
 import os
@@ -13,10 +14,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+import leftovers
 import oddities
 import pytest
 from commands import BIN, mpirun
-from sanitized import DRIVERS, ENVIRONMENT, NATIVE, SEED, compile_c, compile_module, preload, write_corpus
+from sanitized import (
+    DRIVERS,
+    ENVIRONMENT,
+    LIBRARIES,
+    NATIVE,
+    SEED,
+    compile_c,
+    compile_module,
+    preload,
+    room_sources,
+    write_corpus,
+)
 
 ROUNDS = 6_000
 MESSAGES = 25_000
@@ -38,7 +51,7 @@ def run_fuzzer(fuzzer: Path, rounds: int, corpus: list[Path]) -> str:
 
 
 def test_no_sanitizer_report_on_spoiled_indexes(tmp_path: Path) -> None:
-    fuzzer = compile_c(tmp_path / "index_fuzz", [NATIVE / "index.c", DRIVERS / "index_fuzz.c", "-lxxhash"])
+    fuzzer = compile_c(tmp_path / "index_fuzz", [*room_sources("format"), DRIVERS / "index_fuzz.c", *LIBRARIES])
     corpus = write_corpus(tmp_path)
     counts = re.fullmatch(r"accepted (\d+) refused (\d+)\n", said := run_fuzzer(fuzzer, ROUNDS, corpus))
     assert counts is not None, said
@@ -51,8 +64,9 @@ def test_no_sanitizer_report_on_spoiled_indexes(tmp_path: Path) -> None:
 
 def test_no_sanitizer_report_on_messages(tmp_path: Path) -> None:
     """Every message gets a verdict, and every answer is the one that the index gives."""
-    sources = [NATIVE / name for name in ("request.c", "answers.c", "index.c")] + sorted(NATIVE.glob("output*.c"))
-    fuzzer = compile_c(tmp_path / "request_fuzz", [*sources, DRIVERS / "request_fuzz.c", "-lxxhash"])
+    sources = [NATIVE / "fuse" / "request.c", NATIVE / "fuse" / "fuse_meta.c"]
+    sources += room_sources("format") + room_sources("outputs")
+    fuzzer = compile_c(tmp_path / "request_fuzz", [*sources, DRIVERS / "request_fuzz.c", *LIBRARIES])
     corpus = write_corpus(tmp_path)
     said = run_fuzzer(fuzzer, MESSAGES, corpus)
     counts = re.fullmatch(_MESSAGE_COUNTS, said)
@@ -104,3 +118,18 @@ def test_no_sanitizer_report_on_preparing_all_oddities(module: Path, tmp_path: P
         oddities.remove_tree(tree)
     assert result.returncode == 0, result.stdout[-2_000:] + result.stderr[-5_000:]
     assert (result.stdout, result.stderr) == ("", "")
+
+
+def test_no_sanitizer_report_on_orders(module: Path, tmp_path: Path) -> None:
+    """Shuffles and the search for seeds, at the tests that compare them with plain Python."""
+    tests = [str(Path(__file__).parent / f"test_order_{name}.py") for name in ("replay", "search")]
+    result = subprocess.run(
+        [sys.executable, str(DRIVERS / "sanitized_order.py"), str(module), *tests],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        # A run of pytest of its own, which must not take the daemons of other workers for what it left behind.
+        env=ENVIRONMENT | {"LD_PRELOAD": preload(), "TMPDIR": str(tmp_path), leftovers.MARK_VARIABLE: "orders"},
+    )
+    assert result.returncode == 0, result.stdout[-5_000:] + result.stderr[-5_000:]
+    assert "Sanitizer" not in result.stderr and "runtime error" not in result.stderr, result.stderr

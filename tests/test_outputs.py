@@ -5,7 +5,6 @@ import errno
 import fcntl
 import mmap
 import os
-import signal
 import socket
 import stat
 import subprocess
@@ -455,21 +454,6 @@ def _write_mapped_after_close(path: Path) -> None:
     assert libc.munmap(address, 5000) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_with_pending_outputs(mount: Mount, prepared: Path, tmp_path: Path, number: int) -> None:
-    """The end of a job saves what is pending first."""
-    output = tmp_path / "output"
-    mounted = mount(prepared, "--output", str(output), local=tmp_path / "local")
-    for name in range(100):
-        (mounted.path / f"{name}").write_bytes(b"%d" % name * 1000)
-    assert mounted.statistics()["outputs"]["pending"] > 0, "the last ones cannot be there yet"
-    mounted.signal(number)
-    assert mounted.wait_end() == 0
-    mounted.check_clean()
-    assert sorted(os.listdir(output), key=int) == [str(name) for name in range(100)]
-    assert all((output / f"{name}").read_bytes() == b"%d" % name * 1000 for name in range(100))
-
-
 Shown = Callable[[Mounted], str]
 
 
@@ -551,7 +535,7 @@ def fill(path: Path) -> int:
 def test_full_local_disk(mount: Mount, prepared: Path, tmp_path: Path, small_disk: Path) -> None:
     """ENOSPC for the writer; other files are whole, and are saved; there is room again when something goes."""
     output = tmp_path / "output"
-    mounted = mount(prepared, "--output", str(output), local=small_disk)
+    mounted = mount(prepared, "--output", str(output), local=small_disk, announced=["do not fit on local disks"])
     (mounted.path / "before").write_bytes(b"b" * 100_000)
     written = fill(mounted.path / "large file")
     assert 4 * MIB < written < 16 * MIB

@@ -1,7 +1,8 @@
 """Outputs of real frameworks (PyTorch, TensorFlow, Keras, TensorBoard, numpy) in scripts that know nothing of FanStore.
 
 They are large, so they come from another environment: FANSTORE_TEST_FRAMEWORKS=/path/to/venv/bin/python, with torch,
-tensorboard and tensorflow-cpu in it. What they do is in frameworks_writer.py.
+tensorboard and tensorflow-cpu in it, as environments.py makes it for scripts/test. What they do is in
+frameworks_writer.py.
 """
 
 import os
@@ -9,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import fanstore_command
+from conftest import BOTH_ENGINES, fanstore_command
 from jobs import StartJob, needs_jobs
 from mounting import needs_fuse, prepare
 
@@ -21,7 +22,7 @@ LIMIT_S = 150
 
 pytestmark = [
     needs_fuse,
-    pytest.mark.skipif(not PYTHON, reason="FANSTORE_TEST_FRAMEWORKS names no Python with torch and tensorflow"),
+    pytest.mark.skipif(not PYTHON, reason="frameworks are installed by scripts/test --all"),
 ]
 
 
@@ -45,6 +46,7 @@ def run_step(prepared: Path, directory: Path, step: str, name: str, engine: str)
     return output / name
 
 
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
 def test_torch_checkpoints(prepared: Path, tmp_path: Path, engine: str) -> None:
     """Saved by write-to-temporary-and-rename, and loaded by a later job from the same --output."""
     saved = run_step(prepared, tmp_path, "torch_save", "checkpoints", engine)

@@ -1,7 +1,7 @@
-"""Outputs that several have open at once: what one writes, the others read, whether past the pages of the mount or not.
+"""Outputs that several have open at once: what one writes, the others read, whether with direct I/O or not.
 
-Who only writes does so past the page cache with the native engine (native/outputopens.h); a page that is read while it
-is written must not stay there as it was.
+Who only writes does so with direct I/O, with the native engine (native/outputs/opens.h); a page that is read while
+it is written must not stay there as it was.
 """
 
 import mmap

@@ -3,7 +3,6 @@
 What is known of each is in docs/outputs.md. All of it is saved to ``--output``, and compared there at the end.
 """
 
-import importlib.util
 import os
 import shutil
 import sqlite3
@@ -271,22 +270,3 @@ def test_numpy(mounted: Mounted, output: Path) -> None:
     assert np.array_equal(np.load(output / "map.npy"), array * 2)
     with np.load(output / "arrays.npz") as arrays:
         assert np.array_equal(arrays["second"], array + 1)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_torch(mounted: Mounted, output: Path) -> None:
-    """Checkpoints by the usual habit: under a temporary name, then renamed over the last one."""
-    import torch
-
-    first = torch.nn.Linear(100, 200)
-    model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Linear(200, 10))
-    for epoch in range(5):
-        with torch.no_grad():
-            first.bias.fill_(float(epoch))
-        torch.save({"epoch": epoch, "model": model.state_dict()}, mounted.path / "last.pt.tmp")
-        os.replace(mounted.path / "last.pt.tmp", mounted.path / "last.pt")
-        assert torch.load(mounted.path / "last.pt", weights_only=True)["epoch"] == epoch
-    mounted.stop()
-    assert os.listdir(output) == ["last.pt"]
-    saved = torch.load(output / "last.pt", weights_only=True)
-    assert saved["epoch"] == 4 and torch.equal(saved["model"]["0.bias"], torch.full((200,), 4.0))

@@ -214,10 +214,10 @@ def test_a_directory_that_vanishes_during_the_scan(tmp_path: Path) -> None:
     (source / "b").mkdir()
 
     class Vanishing(DirectorySource):
-        def open_directory(self, path: bytes) -> int:
+        def open_directory(self, path: bytes, above: list[os.stat_result] | None = None) -> int:
             if path == b"b":
                 (source / "b").rmdir()
-            return super().open_directory(path)
+            return super().open_directory(path, above)
 
     directory = Vanishing(str(source))
     try:

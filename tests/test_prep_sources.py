@@ -129,6 +129,7 @@ def test_a_tar_with_everything_in_it(tree: Path, archive: Path, suffix: str, tmp
     finally:
         oddities.remove_tree(back)
     assert sorted(os.listdir(tmp_path / "out.fan")) == [
+        ".users",
         "index.fsx",
         "manifest.json",
         "part-00000.tar",
@@ -213,7 +214,7 @@ def test_index_only_leaves_the_shards_where_they_are(kind: int, tmp_path: Path) 
     before = [fingerprint(path) for path in paths]
     prepared = prepare(*paths, tmp_path / "out.fan", "--index-only")
     assert [fingerprint(path) for path in paths] == before
-    assert sorted(os.listdir(tmp_path / "out.fan")) == ["index.fsx", "manifest.json"]
+    assert sorted(os.listdir(tmp_path / "out.fan")) == [".users", "index.fsx", "manifest.json"]
     infos = prepared.manifest["partitions"]
     assert [info["file"] for info in infos] == [str(path) for path in paths]
     assert all(info["external"] and not info["everywhere"] and info["entries"] == 40 for info in infos)

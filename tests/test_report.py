@@ -69,7 +69,7 @@ def check(data: dict[str, Any]) -> Page:
         str(value) for key, value in page.attributes if key in ("d", "x", "y", "width", "height", "style")
     )
     assert not re.search(r"nan|inf|e[+-]\d", numbers), "coordinates are plain numbers"
-    for section in ("throughput", "traffic", "latency", "memory", "events", "nodes"):
+    for section in ("throughput", "order", "traffic", "latency", "memory", "events", "nodes"):
         assert "Bad" in page.sections[section] or "nothing travels" in page.sections[section]
     return page
 
@@ -99,6 +99,24 @@ def test_jobs_of_all_lengths(duration_s: float) -> None:
     page = check(make_job(2, duration_s, samples=max(1, min(200, int(duration_s * 4)))))
     days = re.search(r" \d+ d ", page.sections["throughput"])
     assert (days is not None) == (duration_s > 86_400)
+
+
+def test_orders_of_nodes() -> None:
+    """Nodes that know the same are one row; those without an order, and of older versions, are none."""
+    data = make_job(4)
+    data["nodes"][1]["order"] = None
+    del data["nodes"][2]["order"]
+    data["nodes"][3]["order"].update(source="repeated", sampler=None, seed=None)
+    page = check(data)
+    first, last = figures.orders(data["nodes"])
+    assert (first.ranks, first.words) == ([0], "hooked: DistributedSampler, seed 7")
+    assert (last.ranks, last.words, last.late, last.waited_s) == ([3], "repeated", 12, 1.5)
+    assert "hooked: DistributedSampler, seed 7" in page.sections["order"]
+    for node in data["nodes"]:
+        node["order"] = None
+    assert "--order off" in check(data).sections["order"]
+    together = figures.orders(make_job(3)["nodes"])
+    assert [each.ranks for each in together] == [[0, 1, 2]] and together[0].late == 36
 
 
 def test_a_job_that_has_read_nothing() -> None:
@@ -135,6 +153,19 @@ def test_hostile_names_stay_text() -> None:
         assert '<script>alert("x")</script>' in page.sections[section], section
     text = report_page(data)
     assert "\u202e" not in text and "\x1b" not in text and "\udcff" not in text, "shown as escapes"
+
+
+def test_copies_that_were_made_again() -> None:
+    data = make_job(4)
+    done = {"done_partitions": 2, "done_bytes": 5 << 30, "missing_copies": 0, "unplaced_partitions": 0}
+    data["nodes"][0]["copies"] = data["nodes"][1]["copies"] = done
+    assert ("good", "4 copies of partitions were made again on other nodes after a loss (10 GiB).") in findings(data)
+    data["nodes"][2]["copies"] = {**done, "missing_copies": 1}
+    assert ("plain", "1 copy of partitions of lost nodes had still to be made again.") in findings(data)
+    data["nodes"][2]["copies"] = {**done, "unplaced_partitions": 3}
+    assert any(
+        level == "warning" and "3 partitions of lost nodes had no room" in text for level, text in findings(data)
+    )
 
 
 def test_what_is_wrong_is_said_first() -> None:

@@ -18,9 +18,9 @@ from mounting import Mount, command, needs_fuse, wait_until
 from publishing import follow
 from report_data import SECTIONS
 
-from fanstore.core.statistics import Source, Statistics
 from fanstore.fuse.reporting import REPORT_S, Publishing, Reporting
 from fanstore.report import figures
+from fanstore.telemetry.statistics import Source, Statistics
 from fanstore.units import format_bytes
 
 pytest_plugins = ["mounting", "jobs"]
@@ -76,7 +76,7 @@ def test_of_one_node(tmp_path: Path, prepared: Path, mount: Mount) -> None:
     standard = command("stat", mounted.path, "--html", "-")
     assert standard.stdout.startswith("<!DOCTYPE html>") and standard.stdout.endswith("</html>\n")
     for wrong, reason in (
-        (("--html", mounted.path / "x"), "lies inside the mount"),
+        (("--html", mounted.path / "x"), "lies inside the mount point"),
         (("--html", tmp_path / "none/x"), "cannot write"),
         (("--html", live, "--json"), "leave out"),
     ):

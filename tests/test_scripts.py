@@ -57,6 +57,13 @@ def test_help_and_wrong_usage(script: str) -> None:
     assert wrong.stdout == ""
 
 
+def test_help_of_the_tests() -> None:
+    shown = run(SCRIPTS / "test", "--help", CI="true")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("usage: scripts/test ")
+    assert all(f"\n  {option} " in shown.stdout for option in ("--fast", "--all"))
+
+
 def test_setup_refuses_what_is_no_python() -> None:
     result = run(SCRIPTS / "setup", "--python", "/bin/true")
     assert result.returncode == 1
@@ -94,6 +101,93 @@ def test_setup_names_missing_packages_when_it_may_not_install(tmp_path: Path) ->
         assert re.search(rf"^  {package} +\w", result.stderr, re.MULTILINE), result.stderr
     assert re.search(r"^Have an administrator run:  apt-get install .*\bfuse3\b", result.stderr, re.MULTILINE)
     assert "environment modules" in result.stderr
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With three tests of its own. Set-up, packages, lint and types have nothing to do; the rest of the run is real."""
+    for name in ("MPICH", "FRAMEWORKS", "HUGE"):
+        monkeypatch.delenv(f"FANSTORE_TEST_{name}", raising=False)  # of the run that we are in
+    root = tmp_path / "clone"
+    (root / "tests").mkdir(parents=True)
+    for name in ("scripts/test", ".ci/run", "pyproject.toml", *(f"tests/{name}.py" for name in OF_A_RUN)):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, root / name)
+    for program, text in {"ruff": "", "mypy": "", "python": f'exec "{sys.executable}" "$@"'}.items():
+        executable(root / ".venv" / "bin" / program, text)
+    executable(root / "scripts" / "setup", "")
+    # In one piece: what is run meanwhile prints to the same terminal.
+    (root / "tests" / "packages.py").write_text(
+        "import os, sys\nos.write(1, b'packages %b\\n' % os.fsencode(' '.join(sys.argv[1:])))\n"
+    )
+    (root / "tests" / "test_core_small.py").write_text(SMALL_TESTS)
+    return root
+
+
+#: What scripts/test itself uses.
+OF_A_RUN = ("conftest", "environments", "fast", "leftovers")
+SMALL_TESTS = """
+import os
+import pytest
+
+@pytest.mark.skipif("FANSTORE_TEST_MPICH" not in os.environ, reason="no MPICH")
+@pytest.mark.parametrize("number", range(2))
+def test_needs_mpich(number):
+    print(os.environ["FANSTORE_TEST_MPICH"], os.environ["FANSTORE_TEST_FRAMEWORKS"], os.environ["FANSTORE_TEST_HUGE"])
+
+def test_fine():
+    pass
+"""
+
+
+def executable(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_test_names_what_was_skipped(clone: Path) -> None:
+    """Also if what some tests need could not be installed."""
+    (clone / "tests" / "environments.py").write_text("import sys\nassert sys.argv[1:] == ['moto']\nsys.exit(1)\n")
+    result = run(clone / "scripts" / "test", CI="")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "\n2 skipped, no MPICH:\n    tests/test_core_small.py::test_needs_mpich (2)\n" in result.stdout
+    assert "\ntest: all is well after " in result.stdout
+
+
+@pytest.mark.parametrize("way", ["--all", "CI=true", ".ci/run"])
+def test_test_leaves_nothing_out_when_asked(clone: Path, way: str) -> None:
+    (clone / "tests" / "environments.py").write_text("import sys\nprint(*sys.argv[1:], sep='-python\\n')\n")
+    script = clone / (".ci/run" if way == ".ci/run" else "scripts/test")
+    options = ["--all"] if way == "--all" else []
+    result = run(script, *options, "-rP", CI="true" if way == "CI=true" else "")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "packages --required\n" in result.stdout
+    assert "mpich-python frameworks-python 1\n" in result.stdout
+    assert "\nno test was skipped\n" in result.stdout
+
+
+def test_fast_runs_a_part_and_installs_nothing(clone: Path) -> None:
+    (clone / "tests" / "test_slow.py").write_text("def test_slow():\n    raise AssertionError\n")
+    result = run(clone / "scripts" / "test", "--fast", CI="true")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 passed, 2 skipped in " in result.stdout and "packages" not in result.stdout
+
+
+def test_environment_that_cannot_be_made_is_a_failure(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run(clone / "scripts" / "test", CI="true", XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert result.returncode == 1
+    assert "environments: error: environment 'mpich' cannot be kept in " in result.stderr
+    assert result.stderr.endswith("test: FAILED\n") and "test: tests" not in result.stdout
+
+
+def test_a_failure_does_not_wait_for_an_environment(clone: Path) -> None:
+    (clone / "tests" / "environments.py").write_text("import time\ntime.sleep(3600)\n")
+    executable(clone / ".venv" / "bin" / "ruff", "exit 1")
+    result = run(clone / "scripts" / "test", "--all")
+    assert result.returncode == 1
+    assert result.stderr == "test: FAILED\n", "and nothing is left behind"
 
 
 def section(document: str, title: str) -> str:

@@ -5,6 +5,7 @@ long.
 """
 
 import errno
+import gzip
 import json
 import os
 import subprocess
@@ -64,12 +65,16 @@ def source(tmp_path: Path) -> Path:
 def mount(module: ModuleType, program: Path, source: Path, tmp_path: Path) -> Mount:
     """Mounts the source with the given speed; all of it is off unless told otherwise."""
 
-    def start(clients: int = 1, keep_data: bool = False, **speed: float) -> AbstractContextManager[Any]:
+    def start(
+        clients: int = 1, keep_data: bool = False, writable: bool = False, **speed: float
+    ) -> AbstractContextManager[Any]:
         figures = {"metadata_latency_us": 0.0, "metadata_rate": 0.0, "read_latency_us": 0.0, "bandwidth": 0.0, **speed}
         profile = module.Profile(name="test", timeout_s=60.0, why="a test", **figures)
         directory = tmp_path / "job"
         directory.mkdir()
-        mounted: AbstractContextManager[Any] = module.throttled(program, profile, source, directory, clients, keep_data)
+        mounted: AbstractContextManager[Any] = module.throttled(
+            program, profile, source, directory, clients, keep_data, writable
+        )
         return mounted
 
     return start
@@ -97,6 +102,29 @@ def test_read_only(mount: Mount) -> None:
             assert caught.value.errno == errno.EROFS
         with pytest.raises(FileNotFoundError):
             (shared.clients[0] / "absent").stat()
+
+
+def test_writable(mount: Mount, source: Path) -> None:
+    """Made by one client, read by another; what is written takes the time of what is read; then removed."""
+    content = os.urandom(2_000_001)
+    with mount(clients=2, writable=True, bandwidth=2e7) as shared:
+        made, seen = (client / "new" / "below" for client in shared.clients)
+        made.mkdir(parents=True)
+        begin_s = time.monotonic()
+        with (made / "file").open("xb") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+        assert time.monotonic() - begin_s >= len(content) / 2e7
+        with pytest.raises(FileExistsError):
+            (made / "file").open("xb")
+        assert (seen / "file").read_bytes() == content == (source / "new/below/file").read_bytes()
+        with pytest.raises(OSError) as caught:
+            made.rmdir()
+        assert caught.value.errno == errno.ENOTEMPTY
+        (made / "file").unlink()
+        made.rmdir()
+        (shared.clients[0] / "new").rmdir()
+    assert not (source / "new").exists()
 
 
 def asked(shared: Any, path: Path) -> tuple[int, int, int]:
@@ -183,7 +211,7 @@ def test_short_run(tmp_path: Path) -> None:
     gentle = os.environ | {"FANSTORE_BENCH_GENTLE": "1"}  # other tests use this machine, too
     done = subprocess.run([*map(str, line), "--name", "short"], capture_output=True, text=True, timeout=100, env=gentle)
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((tmp_path / "short.json").read_bytes())
+    result = json.loads(gzip.decompress((tmp_path / "short.json.gz").read_bytes()))
     runs = {item["contender"]: item for item in result["runs"]}
     assert set(runs) == {"shared", "copied", "fanstore-staged"}
     for item in runs.values():
@@ -195,4 +223,4 @@ def test_short_run(tmp_path: Path) -> None:
     assert runs["shared"]["startup_s"] == 0 < runs["copied"]["startup_s"]
     sources = runs["fanstore-staged"]["epochs"][0]["sources"]
     assert sources["local"] > 0 < sources["remote"] and sources["shared"] == 0
-    assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".md", ".png"}, "and nothing is left"
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".gz", ".md", ".png"}, "and nothing is left"

@@ -186,7 +186,8 @@ class Submitted:
 def site() -> Iterator[Site]:
     if OBSTACLE:
         pytest.fail(f"FANSTORE_TEST_SLURM=1, but {OBSTACLE}")
-    directory = Path(tempfile.mkdtemp(prefix="fanstore-slurm-"))
+    # Not below /tmp, which is the local disk of the nodes: --output may not lie in --local.
+    directory = Path(tempfile.mkdtemp(prefix="fanstore-slurm-", dir="/var/tmp"))
     directory.chmod(0o755)
     try:
         for path in ("cluster", "home"):

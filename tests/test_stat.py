@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from commands import mpirun, run_fanstore
 from conftest import MakePrepared, fanstore_command
 from mounting import needs_fuse
 
-from fanstore.cli.nodetable import node_table
+from fanstore.cli.nodetable import copies_text, node_table
+from fanstore.job.copies import CopyStatistics
 
 #: Recorded from a job of four nodes; one stopped, one killed.
 UP: dict[str, Any] = {
@@ -61,6 +63,20 @@ def test_columns_are_aligned() -> None:
         for line in lines:
             assert all(line[end - 1] != " " and line[end] == " " for end in ends), line
         assert max(map(len, lines)) < 150
+
+
+def test_copies_that_are_made_again() -> None:
+    """Sums of what each node has done; of what all have to do, each tells what it knows."""
+    none = dict.fromkeys((field.name for field in fields(CopyStatistics)), 0)
+    assert copies_text([None, none]) == ""
+    busy = {**none, "partitions": 3, "done_partitions": 1, "bytes": 3 << 30, "done_bytes": 3 << 29, "missing_copies": 4}
+    expected = "1 of 3 partitions copied again after a death, 1.5 GiB of 3 GiB; 4 copies to go on all nodes"
+    assert copies_text([busy, {**none, "missing_copies": 3}, None]) == expected
+    short = {**none, "partitions": 1, "failed_partitions": 1, "unplaced_partitions": 1}
+    expected = (
+        "0 of 1 partition copied again after a death, 0 B of 0 B; 1 could not be; no room for those of 1 partition"
+    )
+    assert copies_text([short]) == expected
 
 
 def test_rates_are_those_of_each_nodes_own_clock() -> None:

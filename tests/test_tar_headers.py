@@ -1,4 +1,4 @@
-"""Tar headers that we write (native/tarhead.c): any path, size, time and owner is read back by others and by us.
+"""Tar headers that we write (native/prep/tarhead.c): any path, size, time and owner is read back by others and by us.
 
 Covers files of 8 GiB and more without making one.
 """

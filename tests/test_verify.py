@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=["none", "lz4"])
+@pytest.fixture(scope="module", params=["none", "lz4", "zstd"])
 def pristine(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("verify") / "data.fan"
     result = run_inside("prep", source, out, "--codec", request.param, "--partitions", "3")
@@ -223,10 +223,11 @@ def test_a_wrong_checksum_in_the_index(dataset: Path, path: bytes) -> None:
     assert f"'{path.decode()}'" in line
 
 
-def test_right_checksum_but_not_an_lz4_frame(dataset: Path) -> None:
+def test_right_checksum_but_not_a_frame(dataset: Path) -> None:
     """Bytes that match their checksum and still do not decode: only decoding finds them."""
     prepared = Prepared(dataset)
-    if prepared.manifest["codec"] == "none":
+    frame = {"none": None, "lz4": "LZ4", "zstd": "zstd"}[prepared.manifest["codec"]]
+    if frame is None:
         return  # nothing to decode
     path = b"a/text-20"
     file, offset, stored = where(dataset, path)
@@ -241,7 +242,22 @@ def test_right_checksum_but_not_an_lz4_frame(dataset: Path) -> None:
 
     rewrite_index(dataset, spoil)
     result = run_inside("verify", dataset, "--quiet")
-    assert any("'a/text-20'" in line and "LZ4" in line for line in lines(result, "damaged")), result.stdout
+    assert any("'a/text-20'" in line and f"{frame} frame" in line for line in lines(result, "damaged")), result.stdout
+
+
+@pytest.mark.parametrize("place", ["index", "manifest"])
+def test_a_codec_of_the_future_is_one_sentence(dataset: Path, place: str) -> None:
+    def spoil(data: bytearray, offsets: dict[str, int]) -> None:
+        if place == "index":
+            struct.pack_into("<I", data, offsets["codec"] + 4 * entry, 77)
+
+    entry = Prepared(dataset).index.resolve(b"a/text-20")
+    if place == "manifest":
+        manifest = json.loads((dataset / "manifest.json").read_text())
+        (dataset / "manifest.json").write_text(json.dumps(manifest | {"codec": "brotli:11"}))
+    rewrite_index(dataset, spoil)
+    sentence = assert_one_error(run_inside("verify", dataset), "verify")
+    assert sentence.endswith("a newer FanStore has written it") and ("77" in sentence or "'brotli:11'" in sentence)
 
 
 @pytest.mark.parametrize("name", ["index.fsx", "manifest.json"])

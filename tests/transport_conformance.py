@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from fanstore.dataset.mapping import map_file
 from fanstore.errors import FanstoreError
 from fanstore.transport.peers import (
     MESSAGE_BYTES,
@@ -36,8 +37,13 @@ SIZES = (1, 2, 23, 24, 100, 4095, 4096, 4097, 64 * KIB - 1, 64 * KIB, 107 * KIB,
 
 @functools.cache
 def content(partition: int) -> memoryview:
-    """What every rank knows to be in a partition."""
-    return np.random.default_rng(partition).integers(0, 256, PARTITION_BYTES, np.uint8).data
+    """What every rank knows to be in a partition, mapped from a file."""
+    fd = os.memfd_create("partition")
+    try:
+        os.write(fd, np.random.default_rng(partition).integers(0, 256, PARTITION_BYTES, np.uint8).data)
+        return map_file(fd, PARTITION_BYTES)
+    finally:
+        os.close(fd)
 
 
 class Served:

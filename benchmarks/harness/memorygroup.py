@@ -1,7 +1,7 @@
 """A memory cgroup: a machine with less memory, for this process and what it starts. Version 1 or 2, root only.
 
-Used by cached_once.py. The group is made by ``memory_group`` and removed at the end of the block, when all processes in
-it have ended. The page cache that they fill counts, as on a small machine.
+Used by cached_once.py and by tests/test_memory.py. The group is made by ``memory_group`` and removed at the end of the
+block, when all processes in it have ended. The page cache that they fill counts, as on a small machine.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.command import BenchmarkError
 
 _ROOT = Path("/sys/fs/cgroup")
+_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 #: Seconds for the last process of a group to vanish.
 _EMPTY_S = 20.0
 
@@ -29,6 +30,15 @@ class MemoryGroup:
         lines = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
         names = {"file": "cache", "anon": "rss"} if self.version == 1 else {"file": "file", "anon": "anon"}
         return {name: int(lines[field]) for name, field in names.items()}
+
+    def limit_bytes(self) -> int:
+        """As the kernel has it: in whole pages."""
+        return int((self.path / _LIMIT[self.version]).read_text())
+
+    def killed(self) -> int:
+        """How many of its processes were killed because its memory did not suffice."""
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        return int(dict(line.split() for line in (self.path / name).read_text().splitlines())["oom_kill"])
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -54,14 +64,13 @@ def _parent() -> tuple[Path, int]:
 
 
 @contextmanager
-def memory_group(limit_bytes: int) -> Iterator[MemoryGroup]:
+def memory_group(limit_bytes: int, name: str = "bench") -> Iterator[MemoryGroup]:
     """A fresh group of so much memory, page cache included."""
     parent, version = _parent()
-    path = parent / f"fanstore-bench-{os.getpid()}"
+    path = parent / f"fanstore-{name}-{os.getpid()}"
     path.mkdir()
     try:
-        limit = "memory.limit_in_bytes" if version == 1 else "memory.max"
-        (path / limit).write_text(str(limit_bytes))
+        (path / _LIMIT[version]).write_text(str(limit_bytes))
         yield MemoryGroup(path, version)
     finally:
         deadline = time.monotonic() + _EMPTY_S

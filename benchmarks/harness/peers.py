@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from harness.builds import commands_of
 from harness.caches import files_below
 from harness.command import GRACE_S, BenchmarkError, find_program, run, started
 from harness.machine import program_version
@@ -62,6 +63,10 @@ class Peer(ABC):
     def root(self, mountpoint: Path) -> Path:
         """Where the tree is when it is mounted."""
         return mountpoint
+
+    def under(self, mountpoint: Path) -> list[str]:
+        """What a reader of the mount is started with."""
+        return []
 
     def served_by(self, mountpoint: Path) -> str | None:
         """Which of several paths through the peer answers, as it says itself; None where there is only one."""
@@ -150,32 +155,52 @@ class Fanstore(Peer):
     Datasets with the same codec are prepared once: all engines and ways to mount it share one image.
     """
 
-    def __init__(self, codec: str, engine: str | None = None, staged: bool = False, workers: int | None = None) -> None:
-        """``workers``: so many threads of the native engine, by mount_with_workers.py; None for its own choice."""
-        parts = ["fanstore", codec, engine, "staged" if staged else None, f"{workers}threads" if workers else None]
+    def __init__(
+        self,
+        codec: str,
+        engine: str | None = None,
+        staged: bool = False,
+        workers: int | None = None,
+        build: tuple[str, Path] | None = None,
+        preload: bool = False,
+    ) -> None:
+        """``preload``: programs are intercepted, beside the mount.
+
+        ``workers``: so many threads of the native engine, by mount_with_workers.py; None for its own choice.
+        ``build``: a name, and another clone whose commands are used.
+        """
+        name, clone = build or (None, None)
+        self._clone: Path | None = clone
+        threads = f"{workers}threads" if workers else None
+        parts = ["fanstore", codec, engine, "staged" if staged else None, "preload" if preload else None, threads, name]
         super().__init__("-".join(part for part in parts if part))
         self._codec = codec
         self._engine = engine
         self._workers = workers
         self._staged = staged
+        self._preload = preload
         self._local = Path()
 
     def missing(self) -> str | None:
         return _first_missing(["fanstore-prep", "fanstore-mount"])
 
     def version(self) -> str:
-        return program_version(_program("fanstore-mount"), "--version")
+        return program_version(self._command("fanstore-mount"), "--version")
+
+    def _command(self, name: str) -> str:
+        return _program(name) if self._clone is None else str(commands_of(self._clone) / name)
 
     def prepare(self, source: Path, directory: Path) -> None:
-        self.image = directory / f"fanstore-{self._codec}.fan"
+        of = f"-{self.name.rpartition('-')[2]}" if self._clone else ""  # formats may differ
+        self.image = directory / f"fanstore-{self._codec}{of}.fan"
         self._local = directory / f"{self.name}.local"
         self._local.mkdir()
         if not self.image.exists():
-            run([_program("fanstore-prep"), str(source), str(self.image), "--codec", self._codec], _PREPARE_S)
+            run([self._command("fanstore-prep"), str(source), str(self.image), "--codec", self._codec], _PREPARE_S)
 
     def _mounter(self) -> list[str]:
         if self._workers is None:
-            return [_program("fanstore-mount")]
+            return [self._command("fanstore-mount")]
         return [sys.executable, str(_HERE / "mount_with_workers.py"), str(self._workers)]
 
     @contextmanager
@@ -190,6 +215,17 @@ class Fanstore(Peer):
                 os.sync()
                 time.sleep(_SETTLE_S)
             yield pid
+            if self._preload and not self._intercepted_opens(mountpoint):
+                raise BenchmarkError("no open was intercepted: this is not what was to be measured")
+
+    def under(self, mountpoint: Path) -> list[str]:
+        return [self._command("fanstore-run"), str(mountpoint), "--"] if self._preload else []
+
+    def _intercepted_opens(self, mountpoint: Path) -> int:
+        counted = json.loads(run(["cat", str(mountpoint / ".fanstore" / "stats.json")], _ANSWER_S).stdout)[
+            "intercepted"
+        ]
+        return int(counted["opens"] + counted["listings"])
 
     def served_by(self, mountpoint: Path) -> str | None:
         config = run(["cat", str(mountpoint / ".fanstore" / "config.json")], _ANSWER_S).stdout
@@ -331,11 +367,18 @@ class Erofs(Peer):
             yield None
 
 
-def all_peers(engines: Sequence[str]) -> list[Peer]:
-    """Everything that can be compared, the source first; FanStore once per engine (its own choice when none)."""
+def all_peers(engines: Sequence[str], builds: Sequence[tuple[str, Path]] = ()) -> list[Peer]:
+    """Everything that can be compared, the source first; FanStore once per engine (its own choice if none), build."""
     choices: list[str | None] = [*engines] if engines else [None]
     codecs = ("none", "lz4")
-    fanstore = [Fanstore(codec, engine, staged) for engine in choices for staged in (False, True) for codec in codecs]
+    fanstore = [
+        Fanstore(codec, engine, staged, build=build, preload=preload)
+        for build in (None, *builds)
+        for engine in choices
+        for staged in (False, True)
+        for preload in (False, True)
+        for codec in codecs
+    ]
     squashfs = [Squashfs(codec, in_kernel) for in_kernel in (False, True) for codec in codecs]
     others = [Ratarmount(), *map(Dwarfs, codecs), *squashfs, *map(Erofs, codecs)]
     return [Source(), *fanstore, *others]

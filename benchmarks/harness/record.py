@@ -1,8 +1,10 @@
-"""Records: raw rounds as JSON, a table of ratios as Markdown beside it, and a picture drawn from the JSON.
+"""Records: raw rounds as compressed JSON, a table of ratios as Markdown beside it, and a picture drawn from the JSON.
 
-Owns the files in results/. Used by the benchmark scripts; picture.py reads what is written here.
+Owns the files in results/, one record of each name: the newest, those before it are in the history of the repository.
+Used by the benchmark scripts; picture.py reads what is written here.
 """
 
+import gzip
 import importlib.util
 import json
 import os
@@ -57,12 +59,12 @@ def load_sentence(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def write(name: str, record: dict[str, Any], table: str, directory: Path = RESULTS, *, picture: bool = True) -> Path:
-    """Write ``name``.json, .md and .png; returns the path of the first."""
+    """Write ``name``.json.gz, .md and .png; returns the path of the first."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    path.with_suffix(".md").write_text(table.rstrip() + (f"\n\n![picture]({name}.png)\n" if picture else "\n"))
-    print(f"\n{table}\n\nwritten: {path} and {path.with_suffix('.md').name}")
+    path = directory / f"{name}.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(record, separators=(",", ":")).encode(), mtime=0))
+    (directory / f"{name}.md").write_text(table.rstrip() + (f"\n\n![picture]({name}.png)\n" if picture else "\n"))
+    print(f"\n{table}\n\nwritten: {path} and {name}.md")
     if picture:
         _draw(path)
     return path
@@ -77,6 +79,6 @@ def _draw(path: Path) -> None:
         return
     try:
         run([python, str(_PICTURE), str(path)], 120)
-        print(f"picture: {path.with_suffix('.png')}")
+        print(f"picture: {path.with_suffix('').with_suffix('.png')}")
     except BenchmarkError as error:
         print(f"no picture: {error}")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fanstore.core.placement import Placement, place
+from fanstore.dataset.placement import Placement, place
 from fanstore.format.prepared import PreparedDataset
 
 SHARES = ("remote", "half", "local")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.builds import commands_of
 from harness.command import BenchmarkError, launcher, program, run
 from harness.reading import Readers
 from harness.remote import Case, Spec, total
@@ -53,22 +54,38 @@ def _launch(ranks: int, way: str) -> list[str]:
 
 
 def run_job(
-    way: str, engine: str, ranks: int, cases: list[Case], base: Spec, work: Path, daemons: dict[int, int] | None = None
+    way: str,
+    engine: str,
+    ranks: int,
+    cases: list[Case],
+    base: Spec,
+    work: Path,
+    daemons: dict[int, int] | None = None,
+    clone: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """One job; a line of figures per case. ``engine``: of the mount; ``daemons`` gets the rank of each thread."""
+    """One job; a line of figures per case.
+
+    ``engine``: of the mount; ``daemons`` gets the rank of each thread; ``clone``: whose core or mount it is.
+    """
     directory = work / f"{way}-{ranks}"
     directory.mkdir()
     places = {"local": f"{directory}/local-{{rank}}", "mount": f"{directory}/mount-{{rank}}"}
     spec = Spec(**{**asdict(base), **places, "ranks": ranks, "cases": tuple(cases)})
     path = directory / "spec"
     spec.write(path)
-    argv = [*_launch(ranks, way), sys.executable, str(_PROGRAMS / f"remote_{way}.py"), str(path)]
-    if way == "mount":
+    python, programs = sys.executable, _PROGRAMS
+    if clone is not None and way == "core":  # which it puts together itself
+        python, programs = str(commands_of(clone) / "python"), clone / "benchmarks"
+    mounted = way in ("mount", "preload")
+    argv = [*_launch(ranks, way), python, str(programs / f"remote_{'mount' if mounted else way}.py"), str(path)]
+    if mounted:
         # A cache smaller than the files of one size, so that each pass fetches them again.
         options = ["--local", spec.local, "--stage-first", "--engine", engine, "--cache", _MOUNT_CACHE]
-        argv = [*_launch(ranks, way), program("fanstore-mount"), spec.prepared, spec.mount, *options, "--", *argv[-3:]]
+        options += ["--preload"] if way == "preload" else []
+        mounter = program("fanstore-mount") if clone is None else str(commands_of(clone) / "fanstore-mount")
+        argv = [*_launch(ranks, way), mounter, spec.prepared, spec.mount, *options, "--", *argv[-3:]]
     done = run(argv, 120 + 5 * spec.seconds * len(cases))
-    if way == "mount":
+    if mounted:
         texts = [(directory / f"figures-{rank}").read_text().splitlines() for rank in range(ranks)]
         if daemons is not None:
             for rank in range(ranks):

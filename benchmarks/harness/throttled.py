@@ -1,7 +1,8 @@
 """A shared file system to compare with: throttled_fs.c with the figures of a published one.
 
-Owns the profiles, the compiled program and its mounts; knows nothing of readers. Used by shared_fs.py and dlio.py. Main
-thread. Every mount is a block: when the block ends, however it ends, the mounts and the process are gone.
+Owns the profiles, the compiled program and its mounts; knows nothing of readers. Used by shared_fs.py, dlio.py and
+cluster/. Main thread. Every mount is a block: when the block ends, however it ends, the mounts and the process are
+gone.
 """
 
 import json
@@ -33,6 +34,8 @@ class Profile:
         metadata_rate: operations per second for all clients together; 0 for no limit.
         bandwidth: bytes per second for all clients together; 0 for no limit.
         timeout_s: how long a client believes names and attributes.
+        slice_bytes: of a request, served before others get their turn; 0 for all of it.
+        read_ahead_kib: how far a client reads ahead of a program.
     """
 
     name: str
@@ -42,12 +45,14 @@ class Profile:
     bandwidth: float
     timeout_s: float
     why: str
+    slice_bytes: int = 0
+    read_ahead_kib: int = _READ_AHEAD_KIB
 
     def options(self) -> list[str]:
         return [
             *("--metadata-latency-us", str(self.metadata_latency_us), "--metadata-rate", str(self.metadata_rate)),
             *("--read-latency-us", str(self.read_latency_us), "--bandwidth", str(self.bandwidth)),
-            *("--timeout", str(self.timeout_s)),
+            *("--timeout", str(self.timeout_s), "--slice", str(self.slice_bytes)),
         ]
 
     def sentence(self) -> str:
@@ -123,30 +128,37 @@ def build(directory: Path) -> Path:
     return program
 
 
-def _read_ahead(mountpoint: Path) -> None:
-    """As far as a Lustre client does; only root may say so, and the record has who ran it."""
+def _read_ahead(mountpoint: Path, kib: int) -> None:
+    """As far as the profile says; only root may say so, and the record has who ran it."""
     if os.geteuid() == 0:
         device = run(["stat", "--format", "%Hd:%Ld", str(mountpoint)], _LIMIT_S).stdout.strip()
-        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(f"{_READ_AHEAD_KIB}\n")
+        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(f"{kib}\n")
 
 
 @contextmanager
 def throttled(
-    program: Path, profile: Profile, source: Path, directory: Path, clients: int, keep_data: bool = True
+    program: Path,
+    profile: Profile,
+    source: Path,
+    directory: Path,
+    clients: int,
+    keep_data: bool = True,
+    writable: bool = False,
 ) -> Iterator[Throttled]:
     """``source`` as seen by so many clients, mounted in ``directory`` (client-0 and so on)."""
     mountpoints = [directory / f"client-{number}" for number in range(clients)]
     for mountpoint in mountpoints:
         mountpoint.mkdir(exist_ok=True)
     log = directory / "throttled_fs.log"
-    argv = [str(program), *profile.options(), *(["--keep-data"] if keep_data else []), str(source)]
+    flags = [*(["--keep-data"] if keep_data else []), *(["--writable"] if writable else [])]
+    argv = [str(program), *profile.options(), *flags, str(source)]
     with started([*argv, *map(str, mountpoints)], log) as process:
         try:
             mounted = Throttled(process, log, mountpoints)
             if mounted.wait_for_line(1) != "ready":
                 raise BenchmarkError(f"throttled_fs did not mount: {log.read_text().strip()}")
             for mountpoint in mountpoints:
-                _read_ahead(mountpoint)
+                _read_ahead(mountpoint, profile.read_ahead_kib)
             yield mounted
         finally:
             for mountpoint in mountpoints:

@@ -2,11 +2,14 @@
 
 import argparse
 import contextlib
-import logging
+import difflib
+import itertools
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Never
 
 from fanstore import __version__
 from fanstore.errors import FanstoreError, UsageError
@@ -30,12 +33,53 @@ EXIT_INTERRUPTED = 130
 LAST_WORD_S = 3.0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, on one rank of a job, and what was probably meant."""
+
+    def error(self, message: str) -> Never:
+        wrong = re.search(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)", message)
+        meant = suggestion(wrong[1], re.findall(r"[\w.-]+", wrong[2])) if wrong is not None else ""
+        raise UsageError(message + (meant or f"; see {self.prog} --help"))
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The parsed arguments, None for those of this process. Raises UsageError."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = [option for action in parser._actions for option in action.option_strings]
+    # First of all: what a mistyped option leaves behind (its value, say) is only the consequence.
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in options:
+            raise UsageError(
+                f"there is no option {name}" + (suggestion(name, options) or f"; see {parser.prog} --help")
+            )
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        what = (
+            f"there is no option {unknown[0]}" if unknown[0][0] == "-" else f"'{unknown[0]}' is one argument too many"
+        )
+        raise UsageError(f"{what}; see {parser.prog} --help")
+    return args
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """ "; did you mean ...?", if something known is similar, or the word is the beginning of one."""
+    begun = [name for name in known if name.startswith(word)] if len(word) > 2 else []
+    close = begun or difflib.get_close_matches(word, known, n=2, cutoff=0.7)
+    return f"; did you mean {' or '.join(close[:2])}?" if close else ""
+
+
 def make_parser(
     prog: str, description: str, epilog: str, version: type[argparse.Action] | None = None
 ) -> argparse.ArgumentParser:
     """The parser every command starts from; ``version`` is what --version does if it is more than to name it."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    # Without abbreviations: with the next new option that begins alike, they would mean something else, or nothing.
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     if version is None:
         parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -44,13 +88,6 @@ def make_parser(
             "--version", action=version, nargs=0, help="show the versions of everything that is in use, and end"
         )
     return parser
-
-
-def setup_logging(verbose: bool) -> None:
-    """Log to standard error: warnings, or with ``verbose`` everything."""
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
 
 
 def run(prog: str, body: Callable[[], int]) -> int:

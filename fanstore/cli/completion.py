@@ -10,6 +10,8 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping
 
+from fanstore.prefetch.specification import MODES
+
 SHELLS = ("bash", "zsh")
 
 #: What a value is, by how the help names it; all others are the user's to know (a size, a number).
@@ -20,14 +22,23 @@ _KINDS = {
     "SRC": "file",
     "FILE": "file",
     "PATH": "file",
+    "NAME|FILE": "file",
+    "PREPARED|SRC": "file",
     "MOUNTPOINT": "directory",
+    "ORDER": "order",
 }
 #: Commands whose MOUNTPOINT is mounted already.
-_OF_MOUNTS = ("fanstore-umount", "fanstore-stat")
+_OF_MOUNTS = ("fanstore-umount", "fanstore-stat", "fanstore-run")
 #: Commands that run another one behind ``--``.
 _WITH_COMMAND = ("fanstore-mount",)
 
-_ZSH_KINDS = {"directory": "_files -/", "file": "_files", "mount": "_fanstore_mounts", "nothing": " "}
+_ZSH_KINDS = {
+    "order": "_fanstore_orders",
+    "directory": "_files -/",
+    "file": "_files",
+    "mount": "_fanstore_mounts",
+    "nothing": " ",
+}
 
 
 def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser], commands: Mapping[str, str]) -> str:
@@ -51,6 +62,23 @@ def _kind(program: str, action: argparse.Action) -> str:
     if action.metavar == "MOUNTPOINT" and program in _OF_MOUNTS:
         return "mount"
     return _KINDS.get(str(action.metavar), "nothing")
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """What each of them does."""
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return {choice.dest: choice.help or "" for action in actions for choice in action._choices_actions}
+
+
+def _groups(parsers: Mapping[str, argparse.ArgumentParser]) -> list[str]:
+    """Programs that have subcommands, besides ``fanstore`` itself."""
+    return [program for program, parser in parsers.items() if program != "fanstore" and _subcommands(parser)]
+
+
+def _programs(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """What can be typed: not the subcommands, which are known by the names of their manual pages."""
+    groups = tuple(f"{group}-" for group in _groups(parsers))
+    return " ".join(program for program in parsers if not program.startswith(groups))
 
 
 def _takes_value(action: argparse.Action) -> bool:
@@ -87,6 +115,7 @@ _fanstore_offer() { # KIND WORD: sets COMPREPLY
             for point in "${points[@]}"; do [[ $point == "$2"* ]] && COMPREPLY+=("$point"); done
             ((${#COMPREPLY[@]})) || mapfile -t COMPREPLY < <(compgen -d -- "$2")
             ;;
+        order) mapfile -t COMPREPLY < <(compgen -W "@MODES@" -- "$2"; compgen -f -- "$2") ;;
         words:*) mapfile -t COMPREPLY < <(compgen -W "${1#words:}" -- "$2") ;;
     esac
 }
@@ -102,6 +131,9 @@ _fanstore() {
         fi
         command=fanstore-${COMP_WORDS[1]} start=2
     fi
+    case $command in
+        @GROUPS@) if ((COMP_CWORD > start)); then command+=-${COMP_WORDS[start]}; ((start++)); fi ;;
+    esac
     for ((i = start; i < COMP_CWORD; i++)); do
         [[ ${COMP_WORDS[i]} == -- ]] || continue
         # The COMMAND completes as it does elsewhere, where bash knows how.
@@ -124,7 +156,8 @@ complete -F _fanstore @PROGRAMS@
 
 
 def _bash(parsers: Mapping[str, argparse.ArgumentParser], commands: Mapping[str, str]) -> str:
-    tail = _BASH_TAIL.replace("@COMMANDS@", " ".join(commands)).replace("@PROGRAMS@", " ".join(parsers))
+    tail = _BASH_TAIL.replace("@COMMANDS@", " ".join(commands)).replace("@PROGRAMS@", _programs(parsers))
+    tail = tail.replace("@GROUPS@", "|".join(_groups(parsers))).replace("@MODES@", " ".join(MODES))
     cases = [
         line for program, parser in parsers.items() if program != "fanstore" for line in _bash_case(program, parser)
     ]
@@ -154,6 +187,8 @@ def _bash_case(program: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     # SRC may be a file, and then OUT is completed as one as well: bash shows what is there.
     if kinds:
         yield f"            rest={'file' if 'file' in kinds else kinds[0]}"
+    elif _subcommands(parser):
+        yield f"            rest='words:{' '.join(_subcommands(parser))}'"
     yield "            ;;"
 
 
@@ -168,6 +203,10 @@ _fanstore_mounts() {
     local -a points
     points=(${(f)"$(awk '/ - fuse.fanstore /{print $5}' /proc/self/mountinfo)"})
     if (( $#points )); then compadd -f -a points; else _files -/; fi
+}
+
+_fanstore_orders() {
+    _alternative 'words:word:(@MODES@)' 'files:file:_files'
 }
 """
 
@@ -198,12 +237,13 @@ if [[ $funcstack[1] == _fanstore ]]; then _fanstore "$@"; else compdef _fanstore
 def _zsh(parsers: Mapping[str, argparse.ArgumentParser], commands: Mapping[str, str]) -> str:
     described = {**commands, "completion": "print shell completion for all commands"}
     words = " ".join(_quote(f"{name}:{_escape(summary)}") for name, summary in described.items())
-    programs = " ".join(parsers)
+    programs = _programs(parsers)
     functions = [
         line for program, parser in parsers.items() if program != "fanstore" for line in _zsh_function(program, parser)
     ]
     tail = _ZSH_TAIL.replace("@COMMANDS@", words).replace("@SHELLS@", " ".join(SHELLS)).replace("@PROGRAMS@", programs)
-    return _ZSH_HEAD.replace("@PROGRAMS@", programs) + "".join(f"{line}\n" for line in functions) + tail
+    head = _ZSH_HEAD.replace("@PROGRAMS@", programs).replace("@MODES@", " ".join(MODES))
+    return head + "".join(f"{line}\n" for line in functions) + tail
 
 
 def _zsh_function(program: str, parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -227,6 +267,11 @@ def _zsh_function(program: str, parser: argparse.ArgumentParser) -> Iterator[str
             yield f"        {_quote(f'{place}:{action.metavar}:{kind}')} \\"
     if program in _WITH_COMMAND:
         yield "        '*::command:_normal' \\"
+    if subcommands := _subcommands(parser):
+        yield f"        '1:command:({' '.join(subcommands)})' '*::argument:->arguments' \\"
+        yield f"        && [[ $state != arguments ]] || _fanstore_{program}-$words[1]"
+        yield "}"
+        return
     yield "        && return 0"
     yield "}"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from fanstore import __version__
-from fanstore.cli.common import make_parser, run
+from fanstore.cli.common import make_parser, parse, run
 from fanstore.doctor import fuse, leftovers, limits, testmount, versions
 from fanstore.doctor.disks import SharedChecks, check_local
 from fanstore.doctor.finding import Check, Finding, Result, Status, perform
@@ -59,7 +59,9 @@ _MARKS = {
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
     parser.add_argument("--local", metavar="DIR", type=Path, help="the directory on the node's own disk to be used")
-    parser.add_argument("--shared", metavar="PATH", type=Path, help="a prepared dataset, or where it is to be")
+    parser.add_argument(
+        "--shared", metavar="PATH", help="a prepared dataset (a directory or an address), or where it is to be"
+    )
     parser.add_argument("--mpi", action="store_true", help="MPI is needed: what is wrong with it fails")
     parser.add_argument("--json", action="store_true", help="for scripts (docs/commands.md)")
     return parser
@@ -75,7 +77,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    args = _parser().parse_args(argv)
+    args = parse(_parser(), argv)
     programs = Programs()
     before = signal.signal(signal.SIGTERM, _interrupt)  # a batch system's; clean up as after Ctrl-C
     results: list[Result] = []
@@ -127,7 +129,7 @@ def _checks(args: argparse.Namespace, programs: Programs) -> Iterator[Check]:
     yield Check("Limits", "limit.cores", _SHORT_S, limits.check_cores)
     yield Check("Left behind", "leftover.mount", _LONG_S, leftovers.check_mounts)
     yield Check("Left behind", "leftover.directory", _SHORT_S, lambda: leftovers.check_directories(args.local))
-    limit_s = 2 * (testmount.COMMAND_LIMIT_S + _STOP_S)
+    limit_s = 3 * (testmount.COMMAND_LIMIT_S + _STOP_S)
     yield Check("Test mount", "mount", limit_s, lambda: testmount.check_mount(programs, args.local))
 
 

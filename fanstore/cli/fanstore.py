@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fanstore.cli.common import make_parser, run
+from fanstore.cli.common import make_parser, parse, run
 from fanstore.cli.completion import SHELLS, script
 
 PROG = "fanstore"
@@ -21,9 +21,14 @@ PROG = "fanstore"
 COMMANDS = {
     "prep": "turn directories and tar files into a prepared dataset",
     "mount": "mount a prepared dataset, perhaps for the time of a command",
+    "run": "run a program that reads a mounted dataset by itself",
     "umount": "unmount it, and wait for its end",
     "stat": "show what a mount or a job has done so far",
+    "info": "say what is in a prepared dataset, and the room that it needs",
+    "ls": "list a prepared dataset without mounting it",
+    "cat": "write files of a prepared dataset to standard output",
     "verify": "check a prepared dataset, also against its source",
+    "plan": "say what a job will take, before it runs",
     "doctor": "check this node and say what to fix",
 }
 
@@ -36,6 +41,7 @@ examples:
   fanstore doctor                             is this node fit?
   fanstore prep /data/imagenet /data/imagenet.fan
   fanstore mount /data/imagenet.fan /tmp/imagenet -- python train.py --data /tmp/imagenet
+  fanstore plan simulate --scenario S2        what a job takes, with eleven ways to read its data
   eval "$(fanstore completion bash)"          completion in this shell; put the line into ~/.bashrc to keep it
 
 exit codes: those of the command; 2 wrong usage."""
@@ -70,10 +76,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parsers of all commands by the name of the program, this one first."""
+    """The parsers of all commands by the name of the manual page, this one first; subcommands behind their command."""
     found = {PROG: _parser()}
     for name in COMMANDS:
-        found[f"{PROG}-{name}"] = importlib.import_module(f"fanstore.cli.{name}")._parser()
+        module = importlib.import_module(f"fanstore.cli.{name}")
+        found[f"{PROG}-{name}"] = module._parser()
+        if name == "plan":
+            found |= module.parsers()
     return found
 
 
@@ -83,14 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         # From here on this is that command: its name in messages, and what --launch starts on other nodes.
         sys.argv = [os.path.join(os.path.dirname(sys.argv[0]), f"{PROG}-{words[0]}"), *words[1:]]
-        code: int = importlib.import_module(f"fanstore.cli.{words[0]}").main()
+        module = "supervisor" if words[0] == "mount" else words[0]
+        code: int = importlib.import_module(f"fanstore.cli.{module}").main()
         return code
     return run(PROG, lambda: _main(words))
 
 
 def _main(words: Sequence[str]) -> int:
     parser = _parser()
-    args = parser.parse_args(words)
+    args = parse(parser, words)
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2

@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -13,11 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Never, TextIO
 
-from fanstore.cli.common import make_parser, run
+from fanstore.cli.common import make_parser, parse, run
 from fanstore.cli.daemon import default_log, detach_streams, in_background
 from fanstore.cli.launch import READY_LINE, VARIABLE, launch
 from fanstore.errors import FanstoreError, UsageError
+from fanstore.format.storage import storage_at
 from fanstore.fuse.startwatch import StartWatch
+from fanstore.fuse.success import STANDARD_OUTPUT, take_back
+from fanstore.fuse.supervised import Supervised
+from fanstore.paths import Role, Used, refuse_overlaps
+from fanstore.prefetch.specification import parse_order
+from fanstore.report.planned import read_plan
 from fanstore.transport.ranks import launched_rank, launched_size
 from fanstore.units import format_bytes, parse_size
 
@@ -55,6 +62,9 @@ examples:
   a page about the job when it has ended, and figures for Prometheus while it runs:
     fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --report /shared/run42/report.html \\
         --metrics /var/lib/prometheus/node-exporter/fanstore.prom -- ./train.sh
+  from an object store, each byte once, to the SSDs of all nodes (docs/object-stores.md):
+    mpirun --map-by ppr:1:node fanstore-mount s3://data/imagenet.fan /tmp/imagenet --local /local/ssd \\
+        --stage-first -- ./train.sh
   try it with three ranks on one machine:
     mpirun -n 3 --oversubscribe fanstore-mount data.fan '/tmp/m{rank}' --local '/tmp/ssd{rank}' -- ./train.sh
 
@@ -74,21 +84,27 @@ If a mount seems to hang: kill -USR2 PROCESS writes the stacks of all its thread
 foreground); the process number is in MOUNTPOINT/.fanstore/config.json."""
 
 
-def main() -> Never:
-    """Entry point of the command."""
-    code = run(PROG, lambda: _main(sys.argv[1:]))
+def main(supervisor: int = -1) -> Never:
+    """The command, in the process of the daemon; ``supervisor``: the pipe to who waits for it (cli/supervisor.py)."""
+    try:
+        code = run(PROG, lambda: _main(sys.argv[1:], supervisor))
+    except SystemExit:  # --help, --version: argparse has said all
+        Supervised(supervisor).tell(ended=True)
+        raise
     # Everything that must be done has been done. An ordinary exit would wait for threads that copy partitions, and if
     # the file server is dead, they never end.
     logging.shutdown()
     with contextlib.suppress(OSError):  # nobody reads it any more
         sys.stdout.flush()
         sys.stderr.flush()
+    Supervised(supervisor).tell(ended=True)
     os._exit(code)
 
 
-def _main(argv: Sequence[str]) -> int:
+def _main(argv: Sequence[str], supervisor: int = -1) -> int:
     own, command = _split(argv)
-    args = _parser().parse_args(own)
+    _refuse_bare_command(own, command)
+    args = parse(_parser(), own)
     if args.recover:
         return _recover(args)
     if args.prepared is None or args.mountpoint is None:
@@ -99,12 +115,24 @@ def _main(argv: Sequence[str]) -> int:
     log_file = Path(os.getcwd(), _fill_in(args.log)) if args.log is not None else None
     if args.background and log_file is None:
         log_file = default_log(_host())
-    if args.launch is not None:
-        return launch(args.launch, _without_launch(argv), log_file if args.background else None)
+    if args.preload and not command:
+        raise UsageError(
+            "--preload is for a COMMAND, and there is none; mount without it, and run programs with "
+            "fanstore-run MOUNTPOINT -- COMMAND"
+        )
+    if args.no_fuse:
+        _refuse_without_fuse(args, command)
     request = _Request(args, tuple(command), log_file)
+    if launched_rank() == 0:
+        for proof in request.success():
+            take_back(proof)
+    if args.launch is not None:
+        if log_file is not None:
+            _open_log(log_file, request.mountpoint).close()
+        return launch(args.launch, _without_launch(argv), log_file if args.background else None)
     if log_file is not None and args.background:
-        return in_background(lambda pipe: _serve(request, pipe), log_file)
-    return _serve(request, -1)
+        return in_background(lambda pipe: _serve(request, pipe, -1), log_file)
+    return _serve(request, -1, supervisor)
 
 
 class _Request:
@@ -112,7 +140,7 @@ class _Request:
 
     Attributes:
         args: the parsed options; command: the COMMAND, perhaps empty; log_file: the log, None for standard error.
-        directory: the working directory, which a daemon leaves.
+        directory: the working directory, which a daemon leaves. mountpoint: where, absolute. prepared: the dataset.
     """
 
     def __init__(self, args: argparse.Namespace, command: tuple[str, ...], log_file: Path | None) -> None:
@@ -120,7 +148,11 @@ class _Request:
         self.command = command
         self.log_file = log_file
         self.directory = os.getcwd()
+        self.mountpoint = Path(self.directory, _fill_in(args.mountpoint))
+        self.prepared = storage_at(args.prepared)
         self.cache_bytes = parse_size(args.cache)
+        self.order = parse_order(_fill_in(args.order), self.directory)
+        self.plan = None if args.plan is None else read_plan(Path(self.directory, args.plan))
         self.capacity_bytes = None if args.capacity is None else parse_size(args.capacity)
 
     def _writing(self) -> "Writing | None":
@@ -130,14 +162,14 @@ class _Request:
             return Writing(Path(self.directory, self.args.output), durable=self.args.fsync == "output")
         return Writing(None) if self.args.scratch else None
 
-    def settings(self) -> "MountSettings":
-        from fanstore.core.reader import Verify
+    def settings(self, problem: UsageError | None) -> "MountSettings":
+        from fanstore.dataset.sources import Verify
         from fanstore.fuse.reporting import Publishing
         from fanstore.fuse.settings import EngineChoice, MountSettings
 
         return MountSettings(
-            prepared=Path(self.directory, self.args.prepared),
-            mountpoint=Path(self.directory, _fill_in(self.args.mountpoint)),
+            prepared=self.prepared,
+            mountpoint=self.mountpoint,
             local=None if self.args.local is None else Path(self.directory, _fill_in(self.args.local)),
             capacity_bytes=self.capacity_bytes,
             replicas=self.args.replicas,
@@ -150,8 +182,17 @@ class _Request:
             writing=self._writing(),
             command=self.command,
             log_file=self.log_file,
-            publishing=Publishing(self._file(self.args.report), self._file(self.args.metrics)),
+            publishing=Publishing(self._file(self.args.report), self._file(self.args.metrics), self.plan),
+            success=self.success(),
+            order=self.order,
+            preload=self.args.preload,
+            no_fuse=self.args.no_fuse,
+            problem=problem,
         )
+
+    def success(self) -> tuple[Path, ...]:
+        named = map(Path, self.args.success)
+        return tuple(name if name == STANDARD_OUTPUT else Path(self.directory, name) for name in named)
 
     def _file(self, name: str | None) -> Path | None:
         return None if name is None else Path(self.directory, _fill_in(name))
@@ -159,8 +200,8 @@ class _Request:
 
 def _recover(args: argparse.Namespace) -> int:
     """Save what dead jobs left on this node, and end."""
-    from fanstore.core.joblock import JobDirectory
     from fanstore.fuse.deadmount import take_over
+    from fanstore.job.job_directory import JobDirectory
 
     logging.basicConfig(format=f"{PROG}: %(message)s", level=logging.INFO)
     base = Path(tempfile.gettempdir() if args.local is None else _fill_in(args.local))
@@ -178,10 +219,18 @@ def _recover(args: argparse.Namespace) -> int:
     return 1 if kept else 0
 
 
-def _serve(request: _Request, pipe: int) -> int:
+def _serve(request: _Request, pipe: int, supervisor: int) -> int:
     """Run the session to its end, in this process."""
-    evidence, terminal = _start_log(request)
-    watch = StartWatch(request.args.start_timeout, evidence, str(request.log_file or "the lines above"), pipe)
+    watch = StartWatch(request.args.start_timeout, sys.stderr, "the lines above", pipe)
+    watch.begin()
+    terminal = _start_log(request)
+    evidence, problem = sys.stderr, None
+    if request.log_file is not None:
+        try:
+            evidence = _add_log(request.log_file, request.mountpoint)
+            watch.evidence, watch.evidence_name = evidence, str(request.log_file)
+        except UsageError as error:
+            request.log_file, problem = None, error  # the session tells it to the other nodes
     faulthandler.enable(file=evidence)
     faulthandler.register(signal.SIGUSR2, file=evidence, all_threads=True)
     # Not imported before the fork: numpy and its companions start threads, which a fork does not survive.
@@ -189,7 +238,8 @@ def _serve(request: _Request, pipe: int) -> int:
 
     def body() -> int:
         try:
-            return run_session(request.settings(), watch, _announcement(request, terminal))
+            supervised = Supervised(supervisor)
+            return run_session(request.settings(problem), watch, supervised, _announcement(request, terminal))
         except FanstoreError as error:
             if request.log_file is not None and not error.told:
                 logging.getLogger().removeHandler(terminal)  # there it comes anyway
@@ -201,11 +251,8 @@ def _serve(request: _Request, pipe: int) -> int:
     return code
 
 
-def _start_log(request: _Request) -> tuple[TextIO, logging.Handler]:
-    """Warnings to standard error (everything if verbose), and the whole story to the log.
-
-    Returns the stream for evidence, and the handler that writes to the terminal.
-    """
+def _start_log(request: _Request) -> logging.Handler:
+    """Warnings to standard error (everything if verbose). Returns the handler that writes there."""
     root = logging.getLogger()
     root.setLevel(logging.DEBUG if request.args.verbose else logging.INFO)
     # pyfuse3 would tell of each of its tasks, trio-fashion, thousands of times a second.
@@ -214,16 +261,32 @@ def _start_log(request: _Request) -> tuple[TextIO, logging.Handler]:
     terminal.setLevel(logging.DEBUG if request.args.verbose else logging.WARNING)
     terminal.setFormatter(logging.Formatter(f"{PROG}: %(levelname)s: %(message)s"))
     root.addHandler(terminal)
-    if request.log_file is None:
-        return sys.stderr, terminal
-    try:
-        stream = open(request.log_file, "a", encoding="utf-8", errors="backslashreplace", opener=_private)  # noqa: SIM115 -- for life
-    except OSError as error:
-        raise UsageError(f"cannot write the log {request.log_file}: {error.strerror}") from None
+    return terminal
+
+
+def _add_log(path: Path, mountpoint: Path) -> TextIO:
+    """The whole story to the log. Returns its stream, for evidence of a hang. Raises UsageError."""
+    stream = _open_log(path, mountpoint)
     file = logging.StreamHandler(stream)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.addHandler(file)
-    return stream, terminal
+    logging.getLogger().addHandler(file)
+    return stream
+
+
+def _open_log(path: Path, mountpoint: Path) -> TextIO:
+    """Open the log, once it is sure that it is none of the files that must not change.
+
+    PREPARED is not looked at here: its file server may be dead, and how that is noticed must be in the log.
+    """
+    refuse_overlaps([Used(Role.LOG, path), Used(Role.MOUNTPOINT, mountpoint)])
+    try:
+        if os.path.isfile(path):
+            with open(path, "rb") as present:
+                if b"\0" in present.read(512):  # a tar file, say
+                    raise UsageError(f"--log {path} holds something else than text already; name another file")
+        return open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_private)
+    except OSError as error:
+        raise UsageError(f"cannot write the log {path}: {error.strerror}") from None
 
 
 def _private(path: str, flags: int) -> int:
@@ -235,7 +298,8 @@ def _announcement(request: _Request, terminal: logging.Handler) -> "Callable[[Mo
 
     def announce(info: "MountInfo") -> None:
         size = f"{info.files:,} files, {format_bytes(info.bytes)}"
-        what = f"{request.args.prepared} is mounted on {info.mountpoint} ({size}; {info.summary})"
+        where = "can be read by programs at" if request.args.no_fuse else "is mounted on"
+        what = f"{request.args.prepared} {where} {info.mountpoint} ({size}; {info.summary})"
         how = f"end it with: fanstore-umount {info.mountpoint}"
         with contextlib.suppress(BrokenPipeError):  # nobody reads it; the mount is up all the same
             if request.args.background:
@@ -257,7 +321,13 @@ def _announcement(request: _Request, terminal: logging.Handler) -> "Callable[[Mo
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
     parser.usage = "%(prog)s PREPARED MOUNTPOINT [options] [-- COMMAND ...]"
-    parser.add_argument("prepared", metavar="PREPARED", nargs="?", help="prepared dataset, made with fanstore-prep")
+    parser.add_argument(
+        "prepared",
+        metavar="PREPARED",
+        nargs="?",
+        help="prepared dataset, made with fanstore-prep: a directory, or an address, http(s)://HOST/PATH or "
+        "s3://BUCKET/PATH",
+    )
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?", help="where; {rank} and {host} are filled in")
     parser.add_argument(
         "--local",
@@ -275,7 +345,8 @@ def _parser() -> argparse.ArgumentParser:
         "--cache",
         metavar="SIZE",
         default="1GiB",
-        help="memory for decompressed data, such as 512MiB or 8GiB (default: %(default)s)",
+        help="memory for data that was decompressed or came from another node, such as 512MiB or 8GiB (default: "
+        "%(default)s); a daemon uses up to 128MiB more, 256MiB in a job of several nodes, and the index",
     )
     parser.add_argument(
         "--verify",
@@ -305,10 +376,24 @@ def _parser() -> argparse.ArgumentParser:
         "minute before",
     )
     parser.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="for --report: a plan (fanstore-plan job --json), to stand beside what the job did",
+    )
+    parser.add_argument(
         "--metrics",
         metavar="FILE",
         help="write the figures of this node for Prometheus every 15 s, for node_exporter's textfile collector, such "
         "as /var/lib/node_exporter/fanstore.prom; removed at the end ({rank} and {host} are filled in)",
+    )
+    parser.add_argument(
+        "--success",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a proof that does not depend on what a launcher makes of exit codes: rank 0 writes this file when every "
+        "COMMAND has ended with 0 on every node and all outputs are saved, and removes it at the start; '-' prints a "
+        "line instead. --launch asks for it by itself",
     )
     parser.add_argument("--verbose", action="store_true", help="log more, and show all of it")
     parser.add_argument(
@@ -345,6 +430,28 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="what answers the kernel: native, C threads with Python behind them; python, Python alone, which is many "
         "times slower; auto, native unless it cannot run here (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--order",
+        metavar="ORDER",
+        default="auto",
+        help="the order in which programs read, so that files are fetched ahead: a FILE with a path per line, a "
+        "shuffle such as torch-distributed:seed=0 (see docs/orders.md), auto (recognised from what is read, "
+        "or written to MOUNTPOINT/.fanstore/order), hook (the same, and COMMAND's torch DataLoaders report it), "
+        "or off (default: %(default)s; {rank} and {host} are filled in)",
+    )
+    parser.add_argument(
+        "--preload",
+        action="store_true",
+        help="the COMMAND and what it starts read the dataset without asking the kernel, through a preloaded library, "
+        "where they can; everything else goes to the mount. fanstore-run does it on a mount that is up",
+    )
+    parser.add_argument(
+        "--no-fuse",
+        action="store_true",
+        help="mount nothing: the dataset is there for the COMMAND and what it starts, and for programs of "
+        "fanstore-run, through a preloaded library alone. Needs no /dev/fuse and no fusermount3; MOUNTPOINT need not "
+        "exist. What is not covered: docs/interception.md",
     )
     writing = parser.add_argument_group("outputs: what programs write under MOUNTPOINT, next to the dataset")
     where_to = writing.add_mutually_exclusive_group()
@@ -396,9 +503,26 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:position]), command
 
 
+def _refuse_bare_command(own: Sequence[str], command: Sequence[str]) -> None:
+    """A COMMAND that stands behind MOUNTPOINT without ``--``, where its options would be taken for ours."""
+    parser = _parser()
+    for length in range(1, len(own) + 1):
+        try:
+            _, unknown = parser.parse_known_args(own[:length])
+        except UsageError:
+            continue  # the value of an option is still missing, or it is wrong, which is said later
+        if unknown:
+            if not unknown[0].startswith("-"):
+                right = shlex.join([PROG, *own[: length - 1], "--", *own[length - 1 :], *command])
+                raise UsageError(f"a COMMAND such as '{unknown[0]}' goes behind --, as in: {right}")
+            return
+
+
 def _refuse_senseless(args: argparse.Namespace) -> None:
     if args.fsync == "local" and args.output is None:
         raise UsageError("--fsync is about --output, which is not given")
+    if args.plan is not None and args.report is None:
+        raise UsageError("--plan is for --report, which is not given")
     if args.replicas < 1:
         raise UsageError("--replicas must be at least 1")
     if launched_size() > 1 and args.launch is not None:
@@ -418,6 +542,22 @@ def _refuse_senseless(args: argparse.Namespace) -> None:
         raise UsageError("several ranks share this machine: put {rank} into MOUNTPOINT (and into --local)")
     if args.metrics is not None and "{rank}" in args.mountpoint and "{rank}" not in args.metrics:
         raise UsageError("every rank has metrics of its own: put {rank} into --metrics, as into MOUNTPOINT")
+
+
+def _refuse_without_fuse(args: argparse.Namespace, command: Sequence[str]) -> None:
+    """What needs a mount. With --launch, the daemons themselves have neither a COMMAND nor --background."""
+    if not command and not args.background and VARIABLE not in os.environ:
+        raise UsageError(
+            "with --no-fuse only programs that are started for it see the dataset: give a COMMAND, or --background and "
+            "run programs with fanstore-run MOUNTPOINT -- COMMAND"
+        )
+    if args.allow_other:
+        raise UsageError("--allow-other is about a mount, and with --no-fuse there is none")
+    if args.output is not None or args.scratch:
+        raise UsageError(
+            "with --no-fuse programs cannot write below MOUNTPOINT: leave out --output and --scratch, and have them "
+            "write elsewhere"
+        )
 
 
 def _fill_in(path: str) -> str:

@@ -1,9 +1,12 @@
-"""The nodes of a job as a table, from its ``nodes.json`` (docs/operations.md). Pure functions, used by cli/stat.py."""
+"""The nodes of a job as a table, and their copies in a line, from ``nodes.json`` (docs/operations.md).
+
+Pure functions, used by cli/stat.py.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fanstore.units import format_bytes
+from fanstore.units import format_bytes, format_count
 
 _SOURCES = ("local", "cache", "remote", "shared")
 
@@ -49,6 +52,34 @@ def node_table(nodes: Sequence[Node], before: Sequence[Node] | None) -> Iterator
         )
         lost = sorted(node["rank"] for node in nodes if node["state"] == "lost")
         yield f"{'all':>4}  {'':<{width}}  {f'{len(answered)} up':<8}{numbers}{_ranks(lost)}"
+
+
+def copies_text(told: Sequence[Mapping[str, Any] | None]) -> str:
+    """What was copied again after deaths by the nodes that have told of it, and what is to do; empty for nothing.
+
+    What all nodes have to do, each knows for itself: what most of it says counts.
+    """
+    known = [copies for copies in told if copies is not None]
+    taken, done, taken_bytes, done_bytes, failed = (
+        sum(copies[key] for copies in known)
+        for key in ("partitions", "done_partitions", "bytes", "done_bytes", "failed_partitions")
+    )
+    missing, unplaced = (
+        max((copies[key] for copies in known), default=0) for key in ("missing_copies", "unplaced_partitions")
+    )
+    parts = []
+    if taken:
+        parts.append(
+            f"{done:,} of {format_count(taken, 'partition')} copied again after a death, "
+            f"{format_bytes(done_bytes)} of {format_bytes(taken_bytes)}"
+        )
+    if failed:
+        parts.append(f"{failed:,} could not be")
+    if missing:
+        parts.append(f"{format_count(missing, 'copy', 'copies')} to go on all nodes")
+    if unplaced:
+        parts.append(f"no room for those of {format_count(unplaced, 'partition')}")
+    return "; ".join(parts)
 
 
 def _numbers(

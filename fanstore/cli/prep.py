@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import signal
 import sys
 import time
 from types import FrameType
 
-from fanstore.cli.common import make_parser, run
+from fanstore.cli.common import make_parser, parse, run
 from fanstore.errors import UsageError
+from fanstore.format.codec import NONE, Method
+from fanstore.format.codec_table import METHODS, parse_compression
 from fanstore.prep.build import Outcome, Request, prepare
 from fanstore.prep.plan import Limits
-from fanstore.transport.ranks import connect, launched_rank
+from fanstore.prep.rates import stated_rates
+from fanstore.transport.ranks import connect
 from fanstore.units import format_bytes, format_count, format_duration, format_path, parse_size
 
 PROG = "fanstore-prep"
@@ -26,25 +27,33 @@ _DESCRIPTION = """\
 Partition a dataset once, so that fanstore-mount can serve it.
 
 OUT becomes a directory with an index of all names and partitions of about 1 GiB, which are plain tar files: your data
-can be unpacked again with tar (and lz4, where a file was compressed) alone. Sources are directories, tar files, or tar
-files compressed with gzip or zstd; several sources are merged. OUT appears only when it is complete."""
+can be unpacked again with tar (and the codec's own program, where files were compressed) alone. Sources are
+directories, tar files, or tar files compressed with gzip or zstd; several sources are merged. OUT appears only when it
+is complete. Tar files may be named by their addresses, and OUT may be in S3."""
 
 _EPILOG = """\
 examples:
   fanstore-prep /data/imagenet /data/imagenet.fan
   fanstore-prep /data/texts /data/texts.fan --codec auto
   fanstore-prep train.tar val.tar.gz /data/set.fan --everywhere 'val*'
+  fanstore-prep /data/imagenet /data/imagenet.fan --shuffle 1   # every partition has files of all classes
   fanstore-prep shards/*.tar /data/shards.fan --index-only      # existing tar shards stay where they are
+  fanstore-prep 'https://host/shard-{000000..000999}.tar' s3://bucket/shards.fan
   mpirun -n 8 fanstore-prep /data/imagenet /data/imagenet.fan   # eight processes share the work
 
-exit codes: 0 complete; 1 error, nothing was written; 2 wrong usage; 3 written, but the listed files could not be read
-and are not in it; 130 interrupted, nothing was written"""
+exit codes: 0 complete; 1 error, nothing was written or replaced; 2 wrong usage; 3 written, but the listed files could
+not be read and are not in it; 130 interrupted, nothing was written"""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
-    parser.add_argument("sources", nargs="+", metavar="SRC", help="a directory or a tar file (.tar, .tar.gz, .tar.zst)")
-    parser.add_argument("out", metavar="OUT", help="the prepared dataset, a new directory")
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SRC",
+        help="a directory or a tar file (.tar, .tar.gz, .tar.zst), also of an address: https://HOST/x-{000..999}.tar",
+    )
+    parser.add_argument("out", metavar="OUT", help="the prepared dataset, a new directory, or s3://BUCKET/PATH")
     cut = parser.add_mutually_exclusive_group()
     cut.add_argument("--partitions", type=int, metavar="N", help="cut into exactly N partitions of about equal size")
     cut.add_argument(
@@ -55,10 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--codec",
-        choices=("none", "lz4", "lz4hc", "auto"),
-        default="none",
-        help="compress each file: none (default; right for JPEG and other compressed formats), lz4, lz4hc (slower to "
-        "write, smaller, as fast to read), auto (measure a sample and decide). What does not shrink is stored as it is",
+        choices=_CodecNames((*METHODS, "auto")),
+        default=NONE.name,
+        help="compress each file: "
+        + "; ".join(f"{method.name}: {_about(method)}" for _, method in METHODS.values())
+        + "; auto: measure a sample and decide. What does not shrink is stored as it is",
     )
     parser.add_argument(
         "--everywhere",
@@ -67,13 +77,43 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GLOB",
         help="files whose path matches go to partitions that every node keeps, such as 'val/*'; may be repeated",
     )
+    parser.add_argument(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="put files into partitions in random order, for datasets sorted by class: then every node has files of "
+        "all classes. Names stay as they are; the same SEED gives the same partitions",
+    )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="threads per process (default: one per core)")
     parser.add_argument(
         "--index-only", action="store_true", help="index existing plain tar files where they are, copying nothing"
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is a prepared dataset already")
+    parser.add_argument(
+        "--dereference",
+        action="store_true",
+        help="pack the files and directories that symbolic links in a directory point to, instead of the links; what "
+        "several links lead to is stored once. Links that lead nowhere or round in circles are listed at the end",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is a prepared dataset, and not in use")
+    parser.add_argument(
+        "--force-pack", action="store_true", help="pack a SRC that is a prepared dataset: its tar files, as they are"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     return parser
+
+
+class _CodecNames(tuple[str, ...]):
+    """The names of codecs; each may have a level behind it."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).partition(":")[0])
+
+
+def _about(method: Method) -> str:
+    if not method.levels:
+        return method.about
+    first, last = method.levels[0], method.levels[-1]
+    return f"{method.about} ({method.name}:{first} to {method.name}:{last}, without a level {method.level})"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,26 +129,37 @@ def _request(arguments: argparse.Namespace) -> Request:
         raise UsageError("--partitions must be between 1 and 100000")
     if arguments.jobs < 0:
         raise UsageError("--jobs must be 1 or more")
-    if arguments.index_only and (arguments.codec in ("lz4", "lz4hc") or arguments.partitions or arguments.everywhere):
+    if arguments.shuffle is not None and not 0 <= arguments.shuffle < 1 << 63:
+        raise UsageError("--shuffle needs a SEED between 0 and 2^63 - 1")
+    if arguments.index_only and arguments.shuffle is not None:
+        raise UsageError("--index-only leaves the tar files as they are: it goes with no --shuffle")
+    compressed = arguments.codec not in (NONE.name, "auto")
+    if arguments.index_only and (compressed or arguments.partitions or arguments.everywhere):
         raise UsageError(
             "--index-only leaves the tar files as they are: it goes with no --codec, --partitions, --everywhere"
         )
+    if arguments.index_only and arguments.dereference:
+        raise UsageError("--dereference follows symbolic links in directories, and --index-only takes tar files")
+    if arguments.codec == "auto":
+        stated_rates()  # now rather than after the scan: they may make no sense
+    else:
+        parse_compression(arguments.codec)
     return Request(
         sources=arguments.sources,
         out=arguments.out,
-        limits=Limits(partition_bytes, arguments.partitions, arguments.everywhere),
-        codec="none" if arguments.index_only else arguments.codec,
+        limits=Limits(partition_bytes, arguments.partitions, arguments.everywhere, arguments.shuffle),
+        codec=NONE.name if arguments.index_only else arguments.codec,
         jobs=arguments.jobs or len(os.sched_getaffinity(0)),
         index_only=arguments.index_only,
+        dereference=arguments.dereference,
         force=arguments.force,
+        force_pack=arguments.force_pack,
         quiet=arguments.quiet,
     )
 
 
 def _main(argv: list[str] | None) -> int:
-    # Rank 0 says what is wrong with the command line; once is enough.
-    with contextlib.redirect_stderr(io.StringIO()) if launched_rank() else contextlib.nullcontext():
-        arguments = _parser().parse_args(argv)
+    arguments = parse(_parser(), argv)
     request = _request(arguments)
     # A batch system ends a job with SIGTERM, a closed terminal with SIGHUP: clean up as after Ctrl-C.
     # SIGINT as well, because a shell starts background jobs with it ignored; SIGHUP stays ignored under nohup.
@@ -152,7 +203,10 @@ def _summarise(request: Request, outcome: Outcome, seconds: float) -> None:
     if totals.stored_bytes != totals.bytes:
         size += f", stored in {format_bytes(totals.stored_bytes)} ({outcome.manifest.codec})"
     rate = format_bytes(totals.bytes / seconds) if seconds > 0 else "?"
-    print(f"{request.out}: {', '.join(parts)}; {size}; {format_count(len(outcome.manifest.partitions), 'partition')}")
+    partitions = format_count(len(outcome.manifest.partitions), "partition")
+    if outcome.manifest.shuffle is not None:
+        partitions += f", shuffled with seed {outcome.manifest.shuffle}"
+    print(f"{request.out}: {', '.join(parts)}; {size}; {partitions}")
     print(f"prepared in {format_duration(seconds)} ({rate}/s)")
     if outcome.skipped:
         print(f"skipped {outcome.skipped:,} sockets, pipes and devices")

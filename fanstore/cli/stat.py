@@ -1,7 +1,7 @@
 """fanstore-stat: what a job and one of its mounts have done so far.
 
 From ``.fanstore/stats.json`` (this node), ``nodes.json`` and ``report.json`` (all nodes of the job), described in
-docs/operations.md. Asks nobody but the mount.
+docs/operations.md. Their content is asked for on the control socket; if that cannot be reached, it is read there.
 """
 
 import argparse
@@ -12,15 +12,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from fanstore.cli.common import make_parser, run
-from fanstore.cli.nodetable import node_table
+from fanstore.cli.common import make_parser, parse, run
+from fanstore.cli.nodetable import copies_text, node_table
+from fanstore.cli.pages import check_page, write_page
+from fanstore.client.connection import ControlClient, connect
+from fanstore.client.protocol import ControlError
 from fanstore.errors import MountError, UsageError
-from fanstore.fuse.mountpoint import NotAnsweringError, resolve, within_limit
-from fanstore.fuse.mounttable import find_mount
-from fanstore.report.files import replace_file
+from fanstore.fuse.mountpoint import NotAnsweringError, within_limit
+from fanstore.fuse.unmounted import connect_to
+from fanstore.mounttable import find_mount
+from fanstore.paths import Role, Used, resolve
 from fanstore.report.page import report_page
+from fanstore.report.planned import Planned, read_plan
 from fanstore.units import format_bytes, format_duration
 
 PROG = "fanstore-stat"
@@ -74,20 +79,78 @@ def _parser() -> argparse.ArgumentParser:
         help="write a page about the job so far, of all its nodes: throughput, sources, traffic between nodes, "
         "latencies, memory, outputs, events; - for standard output. fanstore-mount --report writes it at the end",
     )
+    parser.add_argument(
+        "--plan",
+        metavar="FILE",
+        type=Path,
+        help="for --html: a plan (fanstore-plan job --json), to stand beside what the job did",
+    )
     return parser
 
 
 def _main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = parse(_parser(), argv)
     if args.html is not None and (args.json or args.nodes or args.watch is not None):
         raise UsageError("--html writes a page of its own: leave out --json, --nodes and --watch")
-    control = _control(args.mountpoint)
-    if args.html is not None:
-        return _write_page(control, args.html)
-    if args.watch is not None:
-        return _watch(control, args)
-    _show(_sample(control, args), None, args)
+    if args.plan is not None and args.html is None:
+        raise UsageError("--plan is for the page of --html: say where to write it")
+    plan = None if args.plan is None else read_plan(args.plan)
+    with _Asked(args.mountpoint) as mount:
+        if args.html is not None:
+            return _write_page(mount, args.html, plan)
+        if args.watch is not None:
+            return _watch(mount, args)
+        _show(_sample(mount, args), None, args)
     return 0
+
+
+class _Asked:
+    """The mount that is asked.
+
+    Attributes:
+        point: where it is.
+        _client: the connection to its daemon; None if that is not to be had, and its files are read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.point = resolve(path)
+        mount = find_mount(self.point)
+        self._client: ControlClient | None = None
+        if mount is None or not mount.is_fanstore:
+            self._client = connect_to(self.point, PROG)
+            if self._client is None:
+                raise MountError(f"no FanStore dataset is mounted on {self.point}, nor served there without a mount")
+        else:
+            self._client = connect(json.loads(self.read("config.json")), PROG)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def read(self, name: str) -> bytes:
+        """The content of a control file. Raises MountError."""
+        if self._client is not None:
+            try:
+                return bytes(self._client.ask("stat", name=name).values["content"])
+            except ControlError:
+                self._client.close()
+                self._client = None
+        return self._read_file(self.point / ".fanstore" / name)
+
+    def _read_file(self, path: Path) -> bytes:
+        try:
+            return within_limit(path.read_bytes)
+        except NotAnsweringError as error:
+            raise MountError(f"the mount {self.point} does not answer: {error}") from None
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:
+                raise MountError(
+                    f"the daemon of {self.point} is dead: remove the mount with fanstore-umount {self.point}"
+                ) from None
+            raise MountError(f"cannot read {path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -103,12 +166,12 @@ class _Sample:
     config: Mapping[str, Any]
 
 
-def _sample(control: Path, args: argparse.Namespace) -> _Sample:
-    config = json.loads(_read(control, "config.json"))
+def _sample(mount: _Asked, args: argparse.Namespace) -> _Sample:
+    config = json.loads(mount.read("config.json"))
     # Asking the other nodes takes a second if one is silent: only if it is wanted.
     wanted = args.nodes or (not args.json and config.get("size", 1) > 1)
-    nodes = _read(control, "nodes.json") if wanted else b""
-    stats = b"" if args.nodes else _read(control, "stats.json")
+    nodes = mount.read("nodes.json") if wanted else b""
+    stats = b"" if args.nodes else mount.read("stats.json")
     return _Sample(stats, nodes, config)
 
 
@@ -122,17 +185,17 @@ def _show(sample: _Sample, before: _Sample | None, args: argparse.Namespace) -> 
     print(text, flush=True)
 
 
-def _watch(control: Path, args: argparse.Namespace) -> int:
+def _watch(mount: _Asked, args: argparse.Namespace) -> int:
     """Show it again and again; the end of the mount is the end, not an error."""
     before = None
     try:
         while True:
-            sample = _sample(control, args)
+            sample = _sample(mount, args)
             _show(sample, before, args)
             before = sample
             time.sleep(args.watch)
     except MountError:
-        if before is None or find_mount(control.parent) is not None:
+        if before is None or find_mount(mount.point) is not None:
             raise
         print("unmounted")
     except KeyboardInterrupt:
@@ -140,20 +203,11 @@ def _watch(control: Path, args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_page(control: Path, target: str) -> int:
-    data = json.loads(_read(control, "report.json"))
+def _write_page(mount: _Asked, target: str, plan: Planned | None) -> int:
+    check_page(target, Used(Role.MOUNTPOINT, mount.point))
+    data = json.loads(mount.read("report.json"))
     _check_version(data, _KNOWN_REPORT, "report.json")
-    page = report_page(data)
-    if target == "-":
-        sys.stdout.buffer.write(page.encode("utf-8", "backslashreplace"))
-        return 0
-    path = Path(target)
-    if control.parent in (path.parent.resolve() / "x").parents:
-        raise UsageError(f"{target} lies inside the mount; name a file elsewhere")
-    try:
-        replace_file(path, page)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from None
+    write_page(target, report_page(data, plan))
     return 0
 
 
@@ -164,31 +218,9 @@ def _check_version(content: Mapping[str, Any], known: int, name: str) -> None:
         )
 
 
-def _control(path: Path) -> Path:
-    point = resolve(path)
-    mount = find_mount(point)
-    if mount is None or not mount.is_fanstore:
-        raise MountError(f"no FanStore dataset is mounted on {point}")
-    return point / ".fanstore"
-
-
-def _read(control: Path, name: str) -> bytes:
-    try:
-        return within_limit((control / name).read_bytes)
-    except NotAnsweringError as error:
-        raise MountError(f"the mount {control.parent} does not answer: {error}") from None
-    except OSError as error:
-        if error.errno == errno.ENOTCONN:
-            raise MountError(
-                f"the daemon of {control.parent} is dead: remove the mount with fanstore-umount {control.parent}"
-            ) from None
-        raise MountError(f"cannot read {control / name}: {error.strerror}") from None
-
-
 # --- the tables ---
 
 #: What is shown of the caches.
-_CACHE_KEYS = ("used_bytes", "capacity_bytes", "hits", "misses")
 
 
 def _report(sample: _Sample, before: _Sample | None) -> Iterator[str]:
@@ -196,6 +228,8 @@ def _report(sample: _Sample, before: _Sample | None) -> Iterator[str]:
     if sample.nodes:
         nodes = json.loads(sample.nodes)["nodes"]
         yield from node_table(nodes, json.loads(before.nodes)["nodes"] if before is not None else None)
+        if text := copies_text([node.get("copies") for node in nodes]):
+            yield f"copies: {text}"
     if sample.stats:
         if sample.nodes:
             yield f"\nthis node, rank {sample.config['rank']}:"
@@ -227,20 +261,35 @@ def _table(sample: _Sample, before: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _details(stats: Mapping[str, Any]) -> Iterator[str]:
     staging, errors, memory, engine = stats["staging"], stats["errors"], stats["memory"], stats["engine"]
-    # The native engine has a cache of its own, and --cache bounds both together.
-    cache = {key: stats["cache"][key] + engine.get("cache", {}).get(key, 0) for key in _CACHE_KEYS}
+    cache = stats["cache"]
     answered = f"{engine['answered_python']:,} requests answered by Python"
     if engine["name"] == "native":
         answered = f"{engine['answered_native']:,} requests answered natively, {engine['answered_python']:,} by Python"
+    if engine["name"] == "none":
+        answered = "nothing is mounted, programs read by themselves"
     yield f"engine      {engine['name']}: {answered}"
     asked = cache["hits"] + cache["misses"]
     hits = f"{cache['hits'] / asked:.1%} of {asked:,} look-ups hit" if asked else "not used so far"
-    yield f"cache       {format_bytes(cache['used_bytes'])} of {format_bytes(cache['capacity_bytes'])}, {hits}"
+    withheld = memory.get("cache_withheld_bytes", 0)
+    less = f" ({format_bytes(withheld)} less than --cache: memory is short)" if withheld else ""
+    yield f"cache       {format_bytes(cache['used_bytes'])} of {format_bytes(cache['capacity_bytes'])}{less}, {hits}"
+    if "order" in stats:
+        yield f"order       {_order(stats['order'])}"
     yield f"memory      {format_bytes(memory['rss_bytes'])}, at most {format_bytes(memory['peak_rss_bytes'])} so far"
+    intercepted = stats["intercepted"]
+    if any(intercepted.values()):
+        yield (
+            f"intercepted {intercepted['opens']:,} opens, {intercepted['reads']:,} reads, "
+            f"{format_bytes(intercepted['bytes'])}, {intercepted['stats']:,} stats, {intercepted['listings']:,} "
+            f"listings; {intercepted['promotions']:,} "
+            f"promoted, {intercepted['passed']:,} calls passed to the mount"
+        )
     if staging["partitions"] or staging["skipped_partitions"]:
         here = staging["done_partitions"] + staging["unverified_partitions"]
         wanted = staging["partitions"] + staging["skipped_partitions"]
         yield f"staged      {here:,} of {wanted:,} partitions, {format_bytes(staging['done_bytes'])}"
+    if text := copies_text([stats.get("copies")]):
+        yield f"copies      {text}"
     if "outputs" in stats:
         yield f"outputs     {_outputs(stats['outputs'])}"
     verification = stats["verification"]
@@ -248,6 +297,21 @@ def _details(stats: Mapping[str, Any]) -> Iterator[str]:
     yield f"damaged     {errors['damaged_files']:,} files, {errors['failed_reads']:,} failed reads"
     if errors["fallbacks"]:
         yield f"fallbacks   {errors['fallbacks']:,} reads were answered by another copy"
+
+
+def _order(order: Mapping[str, Any]) -> str:
+    """How the order of reads is known, and what that was good for."""
+    if order["source"] == "none":
+        text = "not known"
+    else:
+        known = [] if order["sampler"] is None else [order["sampler"]]
+        known += [f"{key} {order[key]}" for key in ("seed", "epoch") if order[key] is not None]
+        text = f"{order['source']}: {', '.join(known)}"
+    text += f"; {order['predicted']:,} of {order['files']:,} files read as predicted"
+    text += f"; {order['prefetched']:,} chunks fetched ahead, {order['late']:,} late"
+    if order["into_kernel"]:
+        text += f"; {order['into_kernel']:,} files put into the page cache"
+    return f"{text}; readers waited {format_duration(order['waited_s'])}"
 
 
 def _outputs(outputs: Mapping[str, Any]) -> str:

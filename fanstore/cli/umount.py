@@ -1,6 +1,7 @@
 """fanstore-umount: unmount, and wait until the daemon has cleaned up and ended."""
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -10,24 +11,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fanstore.cli.common import make_parser, run
+from fanstore.cli.common import make_parser, parse, run
+from fanstore.client.connection import ControlClient, connect
+from fanstore.client.protocol import ControlError
 from fanstore.errors import MountError
 from fanstore.fuse.holders import describe_holders
 from fanstore.fuse.mountpoint import (
+    FUSERMOUNT_LIMIT_S,
     Condition,
     MountBusyError,
     NotAnsweringError,
+    busy_error,
     condition,
-    resolve,
+    is_mounted,
     unmount,
     unmount_patiently,
     within_limit,
 )
-from fanstore.fuse.mounttable import Mount, find_mount, read_mounts
-from fanstore.fuse.processes import ProcessWatch
+from fanstore.fuse.unmounted import connect_to
+from fanstore.mounttable import Mount, find_mount, read_mounts
+from fanstore.paths import resolve
+from fanstore.processes import ProcessWatch
 
 PROG = "fanstore-umount"
 
+#: Seconds for a daemon to unmount; it calls fusermount3, too.
+UNMOUNT_LIMIT_S = FUSERMOUNT_LIMIT_S + 10.0
 #: Seconds for a daemon to end.
 TIMEOUT_S = 60.0
 #: Seconds after which it is said what is being waited for.
@@ -72,13 +81,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = parse(_parser(), argv)
+    point = resolve(args.mountpoint)
+    if find_mount(point) is None:
+        client = connect_to(point, PROG)
+        if client is not None:
+            return _end_unmounted(point, client, args)
     mount = _find(args.mountpoint)
     state = condition(mount.point)
     if state is Condition.ALIVE:
         _unmount_living(mount, args)
     elif state is Condition.STALE:
         unmount(mount.point, lazy=True)
+        _forget(mount.point)
         print(f"removed the dead mount of {mount.source} at {mount.point}")
     elif args.lazy:
         unmount(mount.point, lazy=True)
@@ -86,6 +101,34 @@ def _main(argv: Sequence[str]) -> int:
     else:
         raise MountError(f"the daemon of {mount.point} does not answer; --lazy takes the mount away all the same")
     return 0
+
+
+def _end_unmounted(point: Path, client: ControlClient, args: argparse.Namespace) -> int:
+    """The end of a dataset that is served without a mount."""
+    with client:
+        config = json.loads(client.ask("stat", name="config.json").values["content"])
+        try:
+            answer = client.ask("unmount", UNMOUNT_LIMIT_S, lazy=args.lazy)
+        except ControlError as error:
+            hint = f"; all the same with: {PROG} --lazy {point}" if error.code == "busy" else ""
+            raise MountError(f"{error}{hint}") from None
+    with contextlib.closing(ProcessWatch.adopt(config["pid"], answer.descriptors[0])) as daemon:
+        if args.lazy and not daemon.wait(TELL_S):
+            print(f"{point} is gone for programs; daemon {daemon.pid} ends when its COMMAND does")
+            return 0
+        limit_s = TIMEOUT_S if args.timeout is None else args.timeout
+        if not daemon.wait(limit_s):
+            raise MountError(
+                f"the daemon of {point} (process {daemon.pid}) has not ended within {limit_s:g} s; look at its log"
+            )
+    return 0
+
+
+def _forget(point: Path) -> None:
+    """Remove what else a killed daemon has left for its mount alone."""
+    from fanstore.fuse.deadmount import forget  # rarely needed, and brings numpy
+
+    forget(point)
 
 
 def _find(path: Path) -> Mount:
@@ -111,10 +154,16 @@ def _unmount_living(mount: Mount, args: argparse.Namespace) -> None:
     try:
         holders = describe_holders(mount.point) if args.lazy else ""
         try:
-            if args.lazy:
-                unmount(mount.point, lazy=True)
-            else:
-                unmount_patiently(mount.point)
+            told = _ask_daemon(mount, config, args.lazy)
+            if told is not None:
+                if daemon is not None:
+                    daemon.close()
+                daemon = told
+            if is_mounted(mount):  # not taken away by the daemon, or only in its own mount namespace
+                if args.lazy:
+                    unmount(mount.point, lazy=True)
+                else:
+                    unmount_patiently(mount.point)
         except MountBusyError as error:
             raise MountError(
                 f"{error}; try again when that has ended, or take it away all the same with: "
@@ -129,7 +178,7 @@ def _unmount_living(mount: Mount, args: argparse.Namespace) -> None:
                 f"{mount.point} is unmounted, but its daemon (process {daemon.pid}) has not ended within "
                 f"{limit_s:g} s; look at its log"
             )
-        if saves and Path(config.get("job_directory") or "/nonexistent").exists():
+        if saves and os.path.exists(config.get("job_directory") or "/nonexistent"):
             raise MountError(
                 f"{mount.point} is unmounted, but not all outputs could be saved to {config['output']}; they are in "
                 f"{config['job_directory']}, and fanstore-mount --recover saves them; its log says more"
@@ -137,6 +186,23 @@ def _unmount_living(mount: Mount, args: argparse.Namespace) -> None:
     finally:
         if daemon is not None:
             daemon.close()
+
+
+def _ask_daemon(mount: Mount, config: dict[str, Any], lazy: bool) -> ProcessWatch | None:
+    """Have the daemon unmount; its process. None if it could not be asked, or could not. Raises MountBusyError."""
+    if config.get("mountpoint") != str(mount.point):
+        return None  # a bind mount, or seen from another mount namespace: the daemon would take away another one
+    client = connect(config, PROG)
+    if client is None:
+        return None
+    with client:
+        try:
+            answer = client.ask("unmount", UNMOUNT_LIMIT_S, lazy=lazy)
+        except ControlError as error:
+            if error.code == "busy":
+                raise busy_error(mount.point) from None
+            return None
+    return ProcessWatch.adopt(config["pid"], answer.descriptors[0]) if answer.descriptors else None
 
 
 def _wait_for_outputs(daemon: ProcessWatch, config: dict[str, Any], saves: bool, limit_s: float) -> bool:

@@ -9,7 +9,7 @@ import sys
 import time
 from types import FrameType
 
-from fanstore.cli.common import make_parser, run
+from fanstore.cli.common import make_parser, parse, run
 from fanstore.errors import UsageError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.prep.against import compare, opened_sources
@@ -38,13 +38,20 @@ exit codes: 0 everything is as it should be; 1 something is not, or the dataset 
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(PROG, _DESCRIPTION, _EPILOG)
-    parser.add_argument("prepared", metavar="PREPARED", help="a dataset made by fanstore-prep")
+    parser.add_argument(
+        "prepared", metavar="PREPARED", help="a dataset made by fanstore-prep: a directory or an address"
+    )
     parser.add_argument(
         "--against",
         nargs="+",
         default=[],
         metavar="SRC",
         help="compare with these directories or plain tar files, given in the same order as to fanstore-prep",
+    )
+    parser.add_argument(
+        "--dereference",
+        action="store_true",
+        help="compare with what symbolic links in directories point to, as fanstore-prep --dereference has packed it",
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="threads (default: one per core)")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary, only what is wrong")
@@ -61,14 +68,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _main(argv: list[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = parse(_parser(), argv)
     if arguments.jobs < 0:
         raise UsageError("--jobs must be 1 or more")
     jobs: int = arguments.jobs or len(os.sched_getaffinity(0))
     # A batch system ends a job with SIGTERM: stop reading as after Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     prepared = PreparedDataset.open(arguments.prepared)
-    with opened_sources(arguments.against) as sources:
+    with opened_sources(arguments.against, arguments.dereference) as sources:
         wrong = _check(prepared, jobs, arguments.quiet)
         if sources:
             begin = time.monotonic()
@@ -100,7 +107,7 @@ def _check(prepared: PreparedDataset, jobs: int, quiet: bool) -> int:
         rate = f"{format_duration(seconds)} ({format_bytes(total_bytes / seconds)}/s)"
         files = len({one.path for one in damages if one.path is not None})
         result = f"{len(damages):,} damages, {files:,} files damaged" if damages else "all checksums match"
-        print(f"{prepared.path}: {size} verified in {rate}: {result}")
+        print(f"{prepared.storage}: {size} verified in {rate}: {result}")
     return len(damages)
 
 

@@ -12,12 +12,17 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fanstore.core.capacity import survey
+from fanstore.dataset.capacity import survey
 from fanstore.doctor.finding import Finding, note, ok, skipped, warning, wrong
-from fanstore.errors import FanstoreError
-from fanstore.fuse.mounttable import mount_holding
+from fanstore.errors import FanstoreError, UsageError
+from fanstore.mounttable import mount_holding
+from fanstore.paths import Role, Used, refuse_overlaps
 from fanstore.units import format_bytes
+
+if TYPE_CHECKING:
+    from fanstore.format.storage import Storage
 
 #: File systems of a network: what is there is not on this node.
 _NETWORK = {
@@ -40,18 +45,24 @@ def file_system(path: Path) -> str:
 
 
 def check_local(local: Path | None) -> Iterator[Finding]:
-    """Exists or can be made, takes files and locks, is on this node, has room, reads round the page cache."""
+    """Exists or can be made, takes files and locks, is on this node, has room, reads with direct I/O."""
     if local is None:
         yield skipped("local", "no directory on the node's own disk was named; check it with --local DIR")
         return
-    if not local.exists():
-        parent = next(parent for parent in local.absolute().parents if parent.exists())
+    if problem := misplaced(local):
+        yield wrong("local", problem, _other_local())
+        return
+    if not os.path.exists(local):
+        parent = local.absolute().parent
+        if not os.path.isdir(parent):
+            yield wrong("local", f"neither {local} nor {parent} exists", f"check the spelling, or {_other_local()}")
+            return
         if not os.access(parent, os.W_OK | os.X_OK):
             yield wrong("local", f"{local} does not exist, and you may not make it in {parent}", _other_local())
             return
         yield note("local", f"{local} does not exist; fanstore-mount makes it and removes it (checked: {parent})")
         local = parent
-    if not local.is_dir():
+    if not os.path.isdir(local):
         yield wrong("local", f"{local} is not a directory", _other_local())
         return
     try:
@@ -67,10 +78,19 @@ def check_local(local: Path | None) -> Iterator[Finding]:
     kind = file_system(local)
     yield from _check_local_kind(local, kind)
     if direct:
-        yield ok("local.direct", "reads can go round the page cache (O_DIRECT): bytes are kept in memory once")
+        yield ok("local.direct", "direct I/O works (O_DIRECT): bytes are kept in memory once")
     elif kind not in _MEMORY:
         yield note("local.direct", f"{kind} has no O_DIRECT: what is read may be in memory twice for a while")
     yield from _check_room(local)
+
+
+def misplaced(local: Path) -> str:
+    """Why nothing must be written there; "" if something may."""
+    try:
+        refuse_overlaps([Used(Role.LOCAL, local)])
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _other_local() -> str:
@@ -133,17 +153,24 @@ class SharedChecks:
         index_bytes: memory that its index will take on each node.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, where: str | Path | None) -> None:
+        self._where = where
         self.partitions = 0
         self.index_bytes = 0
 
     def check(self) -> Iterator[Finding]:
         """Can it be read, and is it a prepared dataset that is complete?"""
-        path = self._path
-        if path is None:
+        if self._where is None:
             yield skipped("shared", "no shared path was named; check it with --shared PATH")
             return
+        # Not at the top: what it needs may be missing, and that is said by another check.
+        from fanstore.format.storage import storage_at
+
+        storage = storage_at(self._where)
+        if storage.directory is None:
+            yield from self._check_dataset(storage)
+            return
+        path = Path(self._where)
         try:
             names = os.listdir(path)
         except NotADirectoryError:
@@ -158,33 +185,25 @@ class SharedChecks:
         where = "a network file system" if kind in _NETWORK else "no network file system that is known"
         yield ok("shared", f"{path} can be read; it is on {kind}, {where}")
         if "manifest.json" in names:
-            yield from self._check_dataset(path)
+            yield from self._check_dataset(storage)
         else:
             yield note("shared.dataset", f"{path} is not a prepared dataset", f"make one: fanstore-prep {path} OUT.fan")
 
-    def _check_dataset(self, path: Path) -> Iterator[Finding]:
+    def _check_dataset(self, storage: Storage) -> Iterator[Finding]:
         from fanstore.format.prepared import PreparedDataset
 
         try:
-            prepared = PreparedDataset.open(path)
+            prepared = PreparedDataset.open(storage)
         except (FanstoreError, OSError) as error:
             yield wrong("shared.dataset", str(error), "copy the dataset again, or prepare it again")
             return
         parts = prepared.manifest.partitions
         self.partitions, self.index_bytes = len(parts), prepared.index.nbytes
-        for number, part in enumerate(parts):
-            file = prepared.partition_path(number)
-            try:
-                size = file.stat().st_size
-                os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
-            except OSError as error:
-                fix = "copy the dataset again, or prepare it again"
-                yield wrong("shared.dataset", f"partition {file} cannot be read ({error.strerror})", fix)
-                return
-            if size != part.bytes:
-                fix = f"fanstore-verify {path} says what is damaged; copy the dataset again"
-                yield wrong("shared.dataset", f"partition {file} has {size:,} bytes instead of {part.bytes:,}", fix)
-                return
+        try:
+            prepared.check_partitions()
+        except FanstoreError as error:
+            yield wrong("shared.dataset", str(error), f"fanstore-verify {storage} says all that is damaged")
+            return
         totals = prepared.manifest.totals
         found = f"a prepared dataset: {totals.files:,} files, {format_bytes(totals.bytes)}, {len(parts):,} partitions"
         yield ok("shared.dataset", found)

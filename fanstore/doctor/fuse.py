@@ -21,6 +21,8 @@ from fanstore.fuse.mountpoint import FUSE_DEVICE, FUSERMOUNT, check_device, chec
 
 _CONFIGURATION = Path("/etc/fuse.conf")
 _LIMIT_S = 10.0
+#: What else can be done where nothing can be mounted.
+_WITHOUT = "or do without a mount: fanstore-mount --no-fuse"
 
 #: CAP_SYS_ADMIN of <linux/capability.h>, with which root mounts.
 _CAP_SYS_ADMIN = 21
@@ -44,7 +46,8 @@ def check_fuse_device() -> Iterator[Finding]:
     try:
         check_device()
     except MountError as error:
-        yield wrong("fuse.device", *split_error(error))
+        found, fix = split_error(error)
+        yield wrong("fuse.device", found, f"{fix}; {_WITHOUT}")
         return
     yield ok("fuse.device", f"{FUSE_DEVICE} can be opened")
 
@@ -58,7 +61,8 @@ def check_fusermount3(programs: Programs) -> Iterator[Finding]:
     try:
         check_fusermount()
     except MountError as error:
-        yield wrong(name, *split_error(error))
+        found, fix = split_error(error)
+        yield wrong(name, found, f"{fix}; {_WITHOUT}")
         return
     program = shutil.which(FUSERMOUNT)
     assert program is not None

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fanstore.core.joblock import JobDirectory
-from fanstore.doctor.finding import Finding, note, ok, warning
+from fanstore.doctor.finding import Finding, note, ok, skipped, warning
 from fanstore.errors import FanstoreError
 from fanstore.fuse.mountpoint import Condition, condition
-from fanstore.fuse.mounttable import read_mounts
+from fanstore.job.job_directory import JobDirectory
+from fanstore.mounttable import read_mounts
 
 #: Seconds for one mount to answer.
 _ANSWER_LIMIT_S = 3.0
@@ -55,9 +55,13 @@ def check_directories(local: Path | None) -> Iterator[Finding]:
         for path in JobDirectory.dead(_SHARED_MEMORY):
             found = f"a job that was killed while it started left memory in {path}"
             yield note("leftover.memory", found, "your next job of several nodes here removes it")
-    if not base.is_dir():
+    if not os.path.isdir(base):
         return
-    dead = JobDirectory.dead(base)
+    try:
+        dead = JobDirectory.dead(base)
+    except OSError as error:
+        yield skipped("leftover.directory", f"{base} cannot be read ({error.strerror})")
+        return
     for path in dead:
         try:
             output = waiting_for(path)
@@ -69,7 +73,7 @@ def check_directories(local: Path | None) -> Iterator[Finding]:
             fix = f"run on this node: fanstore-mount --recover --local {base}"
             yield warning("leftover.outputs", f"a killed job left outputs for {output} in {path}", fix)
         else:
-            fix = "your next fanstore-mount with the same --local removes it"
+            fix = "your next fanstore-mount with the same --local, or likewise without one, removes it"
             yield note("leftover.directory", f"a killed job left copies in {path}", fix)
     if not dead:
         yield ok("leftover.directory", f"no killed job has left anything in {base}")
@@ -77,6 +81,6 @@ def check_directories(local: Path | None) -> Iterator[Finding]:
 
 def waiting_for(path: Path) -> str | None:
     """Where outputs in the directory of a dead job are to go; None if there are none."""
-    from fanstore.core import recovery
+    from fanstore.outputs import recovery
 
     return recovery.waiting_for(path)

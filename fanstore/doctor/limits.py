@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from fanstore.core.memorylimit import group_limit
+from fanstore.dataset.memory_limit import group_limit
 from fanstore.doctor.finding import Finding, note, ok, warning
 from fanstore.units import format_bytes
 
@@ -16,8 +16,8 @@ from fanstore.units import format_bytes
 _FEW_FILES = 1024
 #: The native engine publishes at most this part of all descriptors as partition files (fuse/native.py).
 _FILES_PART = 8
-#: Default of --cache, and what a daemon needs besides cache and index (docs/operations.md).
-_CACHE_BYTES, _DAEMON_BYTES = 1 << 30, 1 << 29
+#: Default of --cache, and what a daemon of several needs besides cache and index (docs/operations.md).
+_CACHE_BYTES, _DAEMON_BYTES = 1 << 30, 256 << 20
 
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -52,7 +52,7 @@ def check_locked_memory() -> Iterator[Finding]:
 def check_memory(index_bytes: int) -> Iterator[Finding]:
     """What is free of this machine, and of the control group of this job."""
     needed = _CACHE_BYTES + _DAEMON_BYTES + index_bytes
-    free, source = _available(), "free memory"
+    free, source = available_bytes(), "free memory"
     limit = group_limit()
     text = f"{format_bytes(free)} of memory are free"
     if limit is not None:
@@ -69,7 +69,8 @@ def check_memory(index_bytes: int) -> Iterator[Finding]:
         )
 
 
-def _available() -> int:
+def available_bytes() -> int:
+    """Memory that programs can have without paging, as the kernel estimates it."""
     match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 

@@ -1,4 +1,4 @@
-"""A real mount of a tiny dataset: prepared, mounted, read once, compared, unmounted.
+"""A real mount of a tiny dataset: prepared, mounted, read once, compared, unmounted; and once more without a mount.
 
 Owns a temporary directory with everything in it, and removes it. The commands are those that users run, in processes of
 their own with limits; the daemon unmounts by itself when the program that reads has ended, and what it leaves behind
@@ -12,14 +12,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fanstore.doctor.disks import misplaced
 from fanstore.doctor.finding import Finding, note, ok, warning, wrong
+from fanstore.doctor.interception import check_interception
 from fanstore.doctor.programs import PYTHON, Programs, alone
 from fanstore.errors import MountError
 from fanstore.fuse.mountpoint import unmount
-from fanstore.fuse.mounttable import find_mount
+from fanstore.mounttable import find_mount
 
 #: Seconds for each of the two commands; they take one or two.
 COMMAND_LIMIT_S = 40.0
@@ -43,7 +45,8 @@ print(open(f"{mount}/.fanstore/stats.json").read())
 
 def check_mount(programs: Programs, local: Path | None) -> Iterator[Finding]:
     """In --local if that is there, so that staging is tried as well; otherwise among temporary files."""
-    base = local if local is not None and local.is_dir() and os.access(local, os.W_OK) else None
+    usable = local is not None and os.path.isdir(local) and os.access(local, os.W_OK) and not misplaced(local)
+    base = local if usable else None
     try:
         # A directory of its own as --local, too: a start cleans up what dead jobs left there, and we only look.
         directory = Path(os.path.realpath(tempfile.mkdtemp(prefix="fanstore-doctor-", dir=base)))
@@ -69,10 +72,16 @@ def _try(programs: Programs, directory: Path) -> Iterator[Finding]:
         reason = f"no end within {COMMAND_LIMIT_S:g} s" if ended.code is None else ended.said
         yield wrong("mount.prep", f"fanstore-prep fails: {reason}", "see the lines above; otherwise please report it")
         return
-    command = [*PYTHON, "-c", _COMMAND.format(name="mount"), str(prepared), str(point)]
-    command += ["--local", str(directory / "local"), "--stage-first", "--cache", "16MiB"]
-    command += ["--", sys.executable, "-c", _READER, str(source)]
-    ended = programs.run(command, COMMAND_LIMIT_S, environment)
+    mount = [*PYTHON, "-c", _COMMAND.format(name="mount"), str(prepared), str(point), "--cache", "16MiB"]
+    reader = ["--", sys.executable, "-c", _READER, str(source)]
+    yield from _try_mount(programs, [*mount, "--local", str(directory / "local"), "--stage-first", *reader])
+    yield from check_interception(
+        programs, [*mount, "--local", str(directory / "again"), "--no-fuse", *reader], COMMAND_LIMIT_S
+    )
+
+
+def _try_mount(programs: Programs, command: Sequence[str]) -> Iterator[Finding]:
+    ended = programs.run(command, COMMAND_LIMIT_S, alone(os.environ))
     if ended.code is None:
         yield wrong(
             "mount",

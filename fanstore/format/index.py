@@ -1,14 +1,12 @@
 """index.fsx in memory: the whole name space of a dataset, used in place (docs/format.md, *index.fsx*).
 
-Owns loading, checking (in C, native/index.c) and access; indexwriter.py makes such files. An Index never changes after
-it is loaded, so any thread may use it.
+Owns loading, checking (in C, native/format/index.c) and access; indexwriter.py makes such files. An Index never changes
+after it is loaded, so any thread may use it.
 """
 
 from __future__ import annotations
 
-import errno
 import mmap
-import os
 import struct
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -52,8 +50,6 @@ SECTIONS: dict[str, tuple[np.dtype[np.generic], Literal["I", "Q", "q", "B"]]] = 
     "chunks": (CHUNK_RECORD, "Q"),
     "parts": (np.dtype("<u8"), "Q"),
 }
-#: Sections with one value per entry.
-ENTRY_COLUMNS = tuple(tag for tag in SECTIONS if tag not in ("nameoff", "names", "links", "chunks", "parts"))
 
 
 class Chunk(NamedTuple):
@@ -64,7 +60,7 @@ class Chunk(NamedTuple):
     stored_bytes: int
     content_bytes: int
     checksum: int  #: of the stored bytes
-    first: bool  #: the first chunk of its file (an LZ4 one begins with the frame header)
+    first: bool  #: the first chunk of its file
 
 
 class Index:
@@ -109,32 +105,6 @@ class Index:
         self.lookup = self.native.lookup
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Index:
-        """Read an index file into memory of this process and check it.
-
-        It is read, not mapped: one sequential read of the shared file system, and a file that is truncated later cannot
-        take the daemon down with SIGBUS.
-        """
-        try:
-            with open(path, "rb", buffering=0) as file:
-                length = os.fstat(file.fileno()).st_size
-                if length < HEADER.size:
-                    raise FormatError(f"'{os.fspath(path)}' is refused: it is truncated to {length} bytes")
-                memory = mmap.mmap(-1, length)
-                view = memoryview(memory)
-                done = 0
-                while done < length:
-                    count = file.readinto(view[done:])
-                    if not count:
-                        raise FormatError(f"'{os.fspath(path)}' is refused: it became shorter while it was read")
-                    done += count
-        except OSError as error:
-            raise FormatError(f"cannot read the index '{os.fspath(path)}': {error.strerror}") from error
-        except MemoryError as error:
-            raise FormatError(f"cannot read the index '{os.fspath(path)}': {os.strerror(errno.ENOMEM)}") from error
-        return cls._checked(memory, f"'{os.fspath(path)}'")
-
-    @classmethod
     def from_buffer(cls, buffer: Buffer) -> Index:
         """Check and use a copy of bytes that are in memory already."""
         view = memoryview(buffer)
@@ -145,17 +115,17 @@ class Index:
         return cls._checked(memory, "the index")
 
     @classmethod
-    def adopt(cls, memory: mmap.mmap | memoryview) -> Index:
+    def adopt(cls, memory: mmap.mmap | memoryview, what: str = "the index") -> Index:
         """Check and use bytes where they are; nobody may change them from now on.
 
         Only memory that does not begin at a multiple of 8, as the columns need it, is copied; maps always do.
         """
         view = memoryview(memory).cast("B")
         if view.nbytes < HEADER.size:
-            raise FormatError(f"the index is refused: it is truncated to {view.nbytes} bytes")
+            raise FormatError(f"{what} is refused: it is truncated to {view.nbytes} bytes")
         if np.frombuffer(view, np.uint8).ctypes.data % 8:
             return cls.from_buffer(view)
-        return cls._checked(view, "the index")
+        return cls._checked(view, what)
 
     @classmethod
     def _checked(cls, memory: mmap.mmap | memoryview, what: str) -> Index:
@@ -163,6 +133,11 @@ class Index:
             return cls(memory)
         except ValueError as error:
             raise FormatError(f"{what} is refused: {error}") from error
+
+    @property
+    def data(self) -> memoryview:
+        """All of its bytes, as in the file."""
+        return self._whole
 
     def file_checksum(self) -> int:
         """Checksum of the whole file, as the manifest has it."""

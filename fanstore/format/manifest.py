@@ -11,12 +11,12 @@ from typing import Any
 
 from fanstore.errors import FormatError
 from fanstore.format.checksum import to_hex, xxh3_64
+from fanstore.format.codec_table import is_known
 
 FORMAT = "fanstore"
 VERSION = 1
 MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "index.fsx"
-CODECS = ("none", "lz4", "lz4hc")
 #: Characters of a wrong value that an error message shows.
 SHOWN_LENGTH = 200
 #: A manifest of a million partitions stays below this; a longer one is not a manifest.
@@ -58,6 +58,7 @@ class Manifest:
     totals: Totals
     partitions: tuple[PartitionInfo, ...]
     version: int = VERSION
+    shuffle: int | None = None  #: the seed, if files are in partitions in random order
 
     def dumps(self) -> str:
         """The JSON text, with its own checksum."""
@@ -70,18 +71,10 @@ class Manifest:
             "totals": asdict(self.totals),
             "partitions": [{**asdict(part), "checksum": to_hex(part.checksum)} for part in self.partitions],
         }
+        if self.shuffle is not None:
+            content["shuffle"] = self.shuffle
         content["checksum"] = _own_checksum(content)
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Manifest":
-        """Read and check a manifest file."""
-        try:
-            with open(path, "rb") as file:
-                text = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise FormatError(f"cannot read '{os.fspath(path)}': {error.strerror}") from error
-        return cls.loads(text, f"'{os.fspath(path)}'")
 
     @classmethod
     def loads(cls, text: bytes, what: str = "the manifest") -> "Manifest":
@@ -120,8 +113,8 @@ def _parse(text: bytes) -> Manifest:
     if content.get("checksum") != expected:
         raise _Refused("it was altered (its checksum does not match)")
     codec = _text(content, "codec")
-    if codec not in CODECS:
-        raise _Refused(f"the codec {_shown(codec)} is unknown")
+    if not is_known(codec):
+        raise _Refused(f"the codec {_shown(codec)} is unknown here; a newer FanStore has written it")
     index = _object(content, "index")
     if index.get("file") != INDEX_FILE:
         raise _Refused("its index has another name than 'index.fsx'")
@@ -136,6 +129,7 @@ def _parse(text: bytes) -> Manifest:
         index_checksum=_checksum(index, "checksum"),
         totals=Totals(**{field: _count(totals, field) for field in Totals.__dataclass_fields__}),
         partitions=tuple(_partition(item) for item in partitions),
+        shuffle=_count(content, "shuffle") if "shuffle" in content else None,
     )
 
 

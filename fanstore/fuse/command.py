@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import trio
 
-from fanstore.core.events import NOTABLE
 from fanstore.errors import FanstoreError
 from fanstore.fuse.signals import SIGNAL_WITHOUT_HURRY, meant_by
+from fanstore.telemetry.events import NOTABLE
 
 log = logging.getLogger(__name__)
 

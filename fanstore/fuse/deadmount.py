@@ -1,49 +1,78 @@
 """The mount of a job, on record in its directory on the node's disk, and its removal when the job was killed.
 
-Owns the file ``mount.json`` in the job's directory. Mount points are often named after the job's number, so that no
-later job would come across the dead mount of an earlier one; the directory is what it comes across (core/joblock.py).
-Used by session.py and by ``fanstore-mount --recover``, which hold the lock of the directory; the calls block.
+What is on record is in mountrecord.py. Mount points are often named after the job's number, so that no
+later job would come across the dead mount of an earlier one; it comes across the directory (job/job_directory.py).
+Used by session.py and by ``fanstore-mount --recover``, which hold the lock of the directory, by the supervisor of a
+daemon that was killed, and by ``fanstore-umount``; the calls block.
 """
 
-import json
+import contextlib
 import logging
 import os
+import tempfile
 from pathlib import Path
 
-from fanstore.core.recovery import salvage
+from fanstore.client.protocol import SOCKET_NAME
 from fanstore.errors import MountError
-from fanstore.fuse.mountpoint import Condition, MountPoint, condition, remove_unused, unmount
-from fanstore.fuse.mounttable import find_mount
+from fanstore.fuse.mountpoint import Condition, condition, remove_unused, unmount
+from fanstore.fuse.mountrecord import RECORD_NAME, read_record
+from fanstore.job.job_directory import LOCK_NAME, JobDirectory
+from fanstore.mounttable import find_mount
+from fanstore.outputs.recovery import salvage
+from fanstore.prefetch.orderfile import NAME as ORDER_NAME
 
 log = logging.getLogger(__name__)
-
-_NAME = "mount.json"
-
-
-def record_mount(directory: Path, point: MountPoint) -> None:
-    """Note where the job of this directory is about to mount. On a full disk it does without."""
-    noted = json.dumps({"path": str(point.path), "created": point.created})
-    try:
-        with open(os.open(directory / _NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(noted)
-    except OSError as error:
-        log.warning(
-            "%s cannot be written; the mount stays if this job is killed: %s", directory / _NAME, error.strerror
-        )
 
 
 def take_over(directory: Path) -> bool:
     """Unmount and save what a dead job has left; whether its directory may go. For ``JobDirectory.sweep``."""
     try:
-        noted = json.loads((directory / _NAME).read_text())
+        noted = read_record(directory)
         _clear(Path(noted["path"]), bool(noted["created"]))
     except FileNotFoundError:
         log.debug("%s: killed before it had a mount", directory)
     except (ValueError, KeyError, TypeError) as error:
-        log.warning("%s cannot be understood: %s", directory / _NAME, error)
+        log.warning("%s cannot be understood: %s", directory / RECORD_NAME, error)
     except MountError as error:
         log.warning("%s", error)
     return salvage(directory)
+
+
+def forget(point: Path) -> None:
+    """The dead mount here was removed: so is the directory of its job, if it has no copies and no outputs.
+
+    It is among temporary files then. What has more in it is left for the next start, which knows what to save.
+    """
+
+    def is_spare(directory: Path) -> bool:
+        try:
+            noted = read_record(directory)
+            return noted["path"] == str(point) and set(os.listdir(directory)) <= {
+                LOCK_NAME,
+                SOCKET_NAME,
+                ORDER_NAME,
+                RECORD_NAME,
+            }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.debug("%s is left alone: %s", directory, error)
+            return False
+
+    JobDirectory.sweep(Path(tempfile.gettempdir()), is_spare)
+
+
+def clean_up(mount: str | None, created: bool | None, directory: str | None, made_base: bool | None) -> None:
+    """Remove what a daemon has left that was just killed, as far as it had got (cli/supervisor.py)."""
+    try:
+        if directory is not None:
+            base = Path(directory).parent
+            JobDirectory.sweep(base, take_over)
+            if made_base:
+                with contextlib.suppress(OSError):  # not empty: another job uses it as well, or outputs are left there
+                    base.rmdir()
+        if mount is not None:
+            _clear(Path(mount), bool(created))
+    except MountError as error:
+        log.warning("%s", error)
 
 
 def _clear(point: Path, created: bool) -> None:

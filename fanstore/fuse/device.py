@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fanstore.errors import MountError
 from fanstore.fuse.mountpoint import FUSE_DEVICE, FUSERMOUNT, FUSERMOUNT_LIMIT_S
-from fanstore.fuse.mounttable import FILESYSTEM_TYPE, SUBTYPE
+from fanstore.mounttable import FILESYSTEM_TYPE, SUBTYPE
 
 log = logging.getLogger(__name__)
 

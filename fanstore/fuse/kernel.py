@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,9 @@ import pyfuse3
 from fanstore.errors import MountError
 from fanstore.fuse.device import mount_device
 from fanstore.fuse.mountpoint import unmount
-from fanstore.fuse.mounttable import SUBTYPE, Mount, find_mount
 from fanstore.fuse.native import NativeEngine
 from fanstore.fuse.operations import FanstoreOperations
+from fanstore.mounttable import SUBTYPE, Mount, find_mount
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +147,7 @@ def _escape(source: str) -> str:
 @contextlib.contextmanager
 def _standard_error() -> Iterator[Callable[[], str]]:
     """Catch what libfuse and fusermount3 write to standard error: it is the only place where they say what is wrong."""
-    with tempfile.TemporaryFile() as file:
+    with open(os.memfd_create("standard error"), "r+b") as file:
         saved = os.dup(2)
         os.dup2(file.fileno(), 2)
 

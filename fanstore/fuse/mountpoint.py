@@ -22,7 +22,8 @@ from typing import TypeVar
 
 from fanstore.errors import MountError
 from fanstore.fuse.holders import describe_holders
-from fanstore.fuse.mounttable import Mount, find_mount, mounts_below
+from fanstore.mounttable import Mount, find_mount, mounts_below
+from fanstore.paths import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +72,6 @@ class Condition(enum.Enum):
 # --- looking ---
 
 
-def resolve(path: Path) -> Path:
-    """Absolute path without symbolic links.
-
-    The last component is not touched when it is a mount point: one look at a dead mount fails, at a silent one hangs.
-    """
-    joined = Path(os.getcwd(), path)
-    if joined.name in ("", ".."):
-        return Path(os.path.realpath(joined))
-    candidate = Path(os.path.realpath(joined.parent), joined.name)
-    return candidate if find_mount(candidate) is not None else Path(os.path.realpath(candidate))
-
-
 def within_limit(call: Callable[[], _Result], limit_s: float = ANSWER_LIMIT_S) -> _Result:
     """Make a call that may hang; NotAnsweringError when it does not return in time.
 
@@ -123,8 +112,11 @@ def condition(point: Path, limit_s: float = ANSWER_LIMIT_S) -> Condition:
 
 def check_fuse() -> None:
     """MountError with what to do, if this machine or this user cannot mount FUSE file systems."""
-    check_device()
-    check_fusermount()
+    try:
+        check_device()
+        check_fusermount()
+    except MountError as error:
+        raise MountError(f"{error}; or do without a mount: fanstore-mount --no-fuse (docs/interception.md)") from None
 
 
 def check_device() -> None:
@@ -315,8 +307,8 @@ def _umount_call(point: Path, lazy: bool) -> int:
 def _raise_unmount_error(point: Path, code: int) -> None:
     if code == errno.EBUSY:
         raise busy_error(point)
-    if code == errno.EINVAL and find_mount(point) is None:
-        return  # somebody was faster
+    if code in (errno.EINVAL, errno.ENOENT) and find_mount(point) is None:
+        return  # somebody was faster, and has perhaps removed the directory, too
     if code != 0:
         raise MountError(f"cannot unmount {point}: {os.strerror(code)}")
 

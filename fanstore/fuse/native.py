@@ -1,9 +1,8 @@
-"""The native engine: C threads in front of pyfuse3 (native/engine.h), and what they need from Python.
+"""The native engine: C threads in front of pyfuse3 (native/fuse/engine.h), and what they need from Python.
 
 Owns the C engine, the socket between it and pyfuse3, and the eventfd by which it asks for what it cannot do. All
-meaning stays with the core: a read that crosses over here is the reader's, an output is that of ``OutputContent``, and
-whom the engine asks for chunks of other nodes is decided by ``Remote``. Calls come from the trio thread, but for
-``_publish``, which the store makes on any, and for what is said of outputs.
+meaning stays with the core: content of the dataset is the broker's (dataset/broker.py), with which the engine speaks
+in C, and an output is that of ``OutputContent``. Calls come from the trio thread, but for what is said of outputs.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import contextlib
 import errno
 import logging
 import os
-import resource
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
@@ -25,25 +22,34 @@ import pyfuse3
 import trio
 
 from fanstore import _native
-from fanstore.core.births import Birth
-from fanstore.core.control import CONTROL_NAME
-from fanstore.core.namespace import Attributes, Namespace
-from fanstore.core.reader import Reader, Verify
-from fanstore.core.remote import Failure, Remote
-from fanstore.core.statistics import EngineCounters, Source, Statistics
-from fanstore.core.store import PartitionFile, PartitionStore
-from fanstore.errors import CorruptDataError, FanstoreError
+from fanstore.dataset.broker import Broker
+from fanstore.dataset.control import CONTROL_NAME
+from fanstore.dataset.memory_limit import usable_bytes
+from fanstore.dataset.namespace import Attributes, Namespace
 from fanstore.format.index import Index
-from fanstore.fuse.lister import Lister
+from fanstore.fuse.helper import Helper
+from fanstore.fuse.operations import CACHE_S
+from fanstore.fuse.outputoperations import SHARED_DIRECTORY_S, PythonEngine
+from fanstore.outputs.engine import Created
+from fanstore.outputs.output import FIRST_OUTPUT
+from fanstore.outputs.tree import RefusedError
+from fanstore.telemetry.statistics import EngineCounters, Statistics
 
 log = logging.getLogger(__name__)
 
 #: Threads: each may wait for a disk, so there are more of them than cores; those that wait for the kernel cost nothing.
-#: Measured on 2 cores, files of 107 KB: see docs/performance.md.
-WORKERS_LEAST, WORKERS_PER_CORE, WORKERS_MOST = 8, 2, 32
+#: Measured on 2 cores, files of 107 KB: see docs/performance.md. Each has a buffer of 1 MiB.
+WORKERS_LEAST, WORKERS_PER_CORE, WORKERS_MOST = 8, 2, 16
 
 #: Threads that stay free for names and local files when a shared file system does not answer.
 RESERVED_WORKERS = 4
+
+#: Kernel memory for a name: an inode and what leads to it (fuse_inode and dentry of /proc/slabinfo: 896 + 192 bytes
+#: on Linux 6.18, and some for pages of them that are not full). It can be taken back, but takes room from the page
+#: cache until it is.
+NAME_BYTES = 1300
+#: Names that are listed ahead have this part of the memory at most.
+MEMORY_PART = 16
 
 #: Read requests that the kernel keeps under way at once; its default of 12 starves a node with many loader processes.
 MAX_BACKGROUND = 128
@@ -51,14 +57,14 @@ MAX_BACKGROUND = 128
 #: Writes to outputs that were just brought here, at once: each holds a thread while a disk works.
 RESUMED_MOST = 8
 
-#: Largest message between the engine and pyfuse3, with some room: FSX_PASS_BYTES of native/passing.h.
+#: Largest message between the engine and pyfuse3, with some room: FSX_PASS_BYTES of native/fuse/passing.h.
 PACKET_BYTES = 160 << 10
 
 #: Milliseconds for threads to end once they are told to; only one that hangs in a read of a dead disk needs longer.
 STOP_LIMIT_MS = 3000
 
 #: Seconds that new files are the engine's alone, unless something is asked of Python meanwhile.
-BIRTHS_S = 0.05
+CREATES_S = 0.05
 
 #: Seconds after which the kernel will have said that it has forgotten a file that was removed before.
 FORGET_S = 0.02
@@ -66,22 +72,13 @@ FORGET_S = 0.02
 #: Flags of the kernel's INIT message that are only reported (include/uapi/linux/fuse.h).
 _FUSE_PASSTHROUGH, _FUSE_OVER_IO_URING = 1 << 37, 1 << 41
 
-_VERIFY = {Verify.FIRST: 0, Verify.ALWAYS: 1, Verify.NEVER: 2}
-
 
 class _Kind(IntEnum):
-    """What the engine asks for: enum fsx_crossing_kind of native/crossings.h."""
+    """What the engine asks for: enum fsx_upcall_kind of native/fuse/upcalls.h."""
 
-    READ = 0
-    OUTPUT_READ = 1
-    MAKE_LOCAL = 2
-    NO_ROOM = 3
-
-
-class Heir(Protocol):
-    """Takes over what the engine has created."""
-
-    def take_over(self) -> None: ...
+    OUTPUT_READ = 0
+    MAKE_LOCAL = 1
+    NO_ROOM = 2
 
 
 class OutputContent(Protocol):
@@ -102,28 +99,25 @@ class OutputContent(Protocol):
     def rank(self) -> int:
         """The node that has created it then."""
 
-    @property
-    def births(self) -> Heir:
-        """Whom to tell that it has created something."""
+    def catch_up(self) -> None:
+        """The engine has created something by itself: take it over."""
 
     async def read(self, inode: int, offset: int, length: int) -> bytes | memoryview:
-        """Bytes of an output that is not on this node; less than ``length`` only at its end. Raises FanstoreError or
+        """Bytes of an output that is not on this node; less than ``length`` only at its end. Raises RefusedError,
         OSError."""
 
     async def make_local(self, inode: int) -> None:
-        """Bring the content to this node, because somebody writes. Several may ask at once. Raises OSError with the
-        error number for the writer."""
+        """Bring the content to this node, because somebody writes. Several may ask at once. Raises RefusedError,
+        OSError."""
 
 
-class NativeEngine:
+class NativeEngine(PythonEngine):
     """One C engine.
 
     Attributes:
         socket: pyfuse3's end of the socket pair; belongs to libfuse once it was given to it.
         _outputs: None if nothing can be written.
-        _remote: None if the engine does not fetch from other nodes.
-        _budget: descriptors that may still be published; guarded by ``_lock``.
-        _creates: it creates files by itself; _awaits_births: they are about to be taken over.
+        _creates: it creates files by itself; _awaits_creates: they are about to be taken over.
         _stopped: the C engine has ended; counters are those of that moment.
     """
 
@@ -131,180 +125,138 @@ class NativeEngine:
         self,
         index: Index,
         namespace: Namespace,
-        store: PartitionStore,
-        reader: Reader,
+        broker: Broker,
         statistics: Statistics,
-        cache_bytes: int,
         workers: int | None = None,
         outputs: OutputContent | None = None,
         alone: bool = True,
         waits: bool = False,
-        remote: Remote | None = None,
+        begun: int = -1,
     ) -> None:
         """Raises OSError.
 
         Args:
-            workers: number of threads; None for as many as suit the machine.
+            workers: number of threads; None for as many as suit the machine (``choose_workers``).
             outputs: None if nothing can be written.
             alone: the job has one node, so that the kernel may believe for long what it was told.
             waits: who closes an output waits until it is made known.
-            remote: the other nodes, from which the engine fetches by itself as long as all goes well; None for none.
+            begun: an eventfd, if files that are begun to be read are to be noted; -1 if not.
         """
-        self._reader = reader
         self._outputs = outputs
+        self._alone = alone
         self._statistics = statistics
-        cores = len(os.sched_getaffinity(0))
-        self.workers = workers or min(max(WORKERS_LEAST, WORKERS_PER_CORE * cores), WORKERS_MOST)
+        self.workers = workers or choose_workers()
         totals = namespace.statfs()
         self._engine = _native.Engine(
-            index.native,
-            reader.marks,
+            broker.native,
             uid=namespace.uid,
             gid=namespace.gid,
             hidden=index.lookup(0, CONTROL_NAME),
             blocks=totals.blocks,
             files=totals.files,
-            verify=_VERIFY[reader.verify],
-            cache_bytes=cache_bytes,
             workers=self.workers,
-            shared_readers=max(1, self.workers - RESERVED_WORKERS),
             max_background=MAX_BACKGROUND,
             outputs=-1 if outputs is None else outputs.directory_fd,
             alone=alone,
             waits=waits,
             journal=-1 if outputs is None else outputs.journal_fd,
             rank=0 if outputs is None else outputs.rank,
+            begun=begun,
         )
-        self._lister = Lister(self._engine)
+        self._lister = Helper("fanstore-names", "names are not listed ahead", self._list_with, self._engine.end_listing)
+        self._reader = Helper(
+            "fanstore-pages",
+            "files are not read into the page cache ahead",
+            broker.native.read_ahead_with,
+            broker.native.end_reading_ahead,
+        )
+        self._pages_wanted = trio.Event()
         self._ours, self.socket = socket_pair()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
-        # Two descriptors per file, one of them for direct I/O; the store itself may use half of all.
-        self._budget = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8
         self._resumed = trio.CapacityLimiter(RESUMED_MOST)
         self._stopped = False
         self._creates = outputs is not None
-        self._awaits_births = False
-        self._remote: Remote | None = None
-        if remote is not None and remote.exchange is not None:
-            self._engine.fetch_with(remote.exchange, remote.rank, remote.timeout_s)
-            self._remote = remote
-            remote.share_with(self)
+        self._awaits_creates = False
         self._last: dict[str, Any] = {}
         statistics.engine = self
-        store.tell_of_files(self._publish)
 
-    # --- files ---
-
-    def _publish(self, file: PartitionFile) -> None:
-        """A file that the store has opened: the engine reads from it as well. From any thread."""
-        if file.source is Source.SHARED and self._reader.asks_peers(file.partition):
-            return  # other nodes come first
-        with self._lock:
-            if self._budget == 0 or self._stopped:
-                return
-            self._budget -= 1
-        used = False
-        try:
-            used = self._engine.use(file.partition, file.fd, file.number, file.verified)
-        except OSError as error:
-            log.warning("%s is read without the native engine: %s", file.path, error.strerror)
-        if not used:  # the store has opened it once more, or a local copy was faster
-            with self._lock:
-                self._budget += 1
-
-    # --- other nodes ---
-
-    def route(self, partition: int, ranks: Sequence[int]) -> None:
-        """As Fetcher has it; after the end there is nobody to tell."""
-        if not self._stopped:
-            self._engine.route(partition, ranks)
-
-    def fetched(self) -> tuple[Sequence[tuple[int, int]], tuple[int, int, int, int, bytes]]:
-        """As Fetcher has it."""
-        if not self._stopped:
-            self._last_fetched = self._engine.fetched()
-        return self._last_fetched
-
-    def _note_failures(self) -> None:
-        """What has not worked out: before the reads that cross over because of it."""
-        if self._remote is not None:
-            while failures := self._engine.take_failures():
-                for failure, peer, partition in failures:
-                    self._remote.note_failure(Failure(failure), peer, partition)
-
-    # --- names ---
+    # --- what the kernel is to know ahead ---
 
     async def list_ahead(self, point: Path) -> None:
         """Have directories of the mount listed while programs look up their names. Returns when that has ended."""
         await self._lister.run(point)
 
-    async def end_listing(self) -> None:
-        """The end of ``list_ahead``: before the mount is taken away."""
+    def _list_with(self, socket: int, process: int) -> None:
+        self._engine.list_with(socket, usable_bytes() // MEMORY_PART // NAME_BYTES)
+
+    async def read_ahead(self, point: Path) -> None:
+        """Once it is wanted, have what is fetched ahead read into the page cache. Returns when that has ended."""
+        await self._pages_wanted.wait()
+        await self._reader.run(point)
+
+    def want_pages(self) -> bool:
+        """Files shall be read into the page cache ahead: whether they are, or will be."""
+        self._pages_wanted.set()
+        return not self._reader.failed
+
+    async def end_helpers(self) -> None:
+        """The end of ``list_ahead`` and ``read_ahead``: before the mount is taken away."""
         await self._lister.end()
+        await self._reader.end()
 
-    # --- outputs ---
+    def take_begun(self) -> tuple[list[tuple[int, int]], int]:
+        """Entries and threads of files that were begun to be read, and how many were lost since. With none, the eventfd
+        becomes readable for the next one."""
+        return self._engine.take_begun()
 
-    def add_name(self, parent: int, name: bytes, folder: int) -> None:
-        """There is an output of this name; counted. Before the kernel is told so. From any thread, as all of these.
+    # --- outputs: as Engine has it ---
 
-        ``folder``: its inode if it is a directory, 0 otherwise.
-        """
-        self._engine.add_name(parent, name, folder)
+    def add_name(self, parent: int, name: bytes, directory: int) -> None:
+        self._engine.add_name(parent, name, directory)
 
     def remove_name(self, parent: int, name: bytes) -> None:
-        """The opposite of ``add_name``."""
         self._engine.remove_name(parent, name)
 
     def mix(self, entry: int) -> None:
-        """This directory of the dataset has outputs in it: from now on Python answers for it."""
         self._engine.mix(entry)
 
-    def set_directory(self, attributes: Attributes, valid_s: int) -> None:
-        """What stat says of a directory that is an output or holds some, until it is said anew."""
+    def set_directory(self, attributes: Attributes) -> None:
         a = attributes
+        valid_s = int(CACHE_S if self._alone or a.inode < FIRST_OUTPUT else SHARED_DIRECTORY_S)
         self._engine.describe(a.inode, a.mode, a.nlink, a.size, a.blocks, a.mtime_ns, a.uid, a.gid, valid_s)
 
     def drop_directory(self, inode: int) -> int:
-        """The directory has no name any more, or another node has borrowed it; as ``take_told``."""
         return self._engine.undescribe(inode)
 
     def take_told(self, inode: int) -> int:
-        """How often the engine has told the kernel of a directory by itself since this was last asked."""
         return self._engine.take_told(inode)
 
-    def has_births(self) -> bool:
-        """As Creator has it, and so the next five."""
-        return self._engine.has_births()
+    def has_creates(self) -> bool:
+        return self._engine.has_creates()
 
-    def take_births(self) -> Sequence[Birth]:
-        return self._engine.take_births()
+    def take_creates(self) -> Sequence[Created]:
+        return self._engine.take_creates()
 
-    def begin_turn(self) -> tuple[Sequence[Birth], int]:
+    def begin_turn(self) -> tuple[Sequence[Created], int]:
         return self._engine.begin_turn()
 
     def disown(self, inode: int) -> None:
         self._engine.disown(inode)
 
-    def lend(self, directory: int, lent: bool) -> None:
-        self._engine.lend(directory, lent)
+    def end_turn(self, next_inode: int, journal_end: int) -> None:
+        self._engine.end_turn(next_inode, journal_end)
 
-    def end_turn(self, next_inode: int, end_inode: int, journal_end: int) -> None:
-        self._engine.end_turn(next_inode, end_inode, journal_end)
-
-    async def _take_over_births(self) -> None:
+    async def _take_over_creates(self) -> None:
         """Some time after the first of them: by then most were closed, and many are taken at once."""
         assert self._outputs is not None
-        await trio.sleep(BIRTHS_S)
-        self._awaits_births = False
-        self._outputs.births.take_over()
+        await trio.sleep(CREATES_S)
+        self._awaits_creates = False
+        self._outputs.catch_up()
 
     def open(self, inode: int, flags: int) -> int:
-        """A new output is open; its handle. That is not the inode if it is written past the pages of the mount."""
         return self._engine.open(inode, flags)
 
     def drop(self, inode: int) -> None:
-        """The file of this output has no name any more, or is another one: to be called after that, not before."""
         self._engine.drop(inode)
 
     # --- life ---
@@ -320,14 +272,12 @@ class NativeEngine:
                 await trio.lowlevel.wait_readable(self._wake)
                 os.eventfd_read(self._wake)
                 ended, code = self._engine.ended()  # before the last look at the line
-                if self._creates and not self._awaits_births and self._engine.has_births():
-                    self._awaits_births = True
-                    nursery.start_soon(self._take_over_births)
-                while crossings := self._take():
-                    for token, kind, number, offset, length in crossings:
+                if self._creates and not self._awaits_creates and self._engine.has_creates():
+                    self._awaits_creates = True
+                    nursery.start_soon(self._take_over_creates)
+                while upcalls := self._engine.take():
+                    for token, kind, number, offset, length in upcalls:
                         match kind:
-                            case _Kind.READ:
-                                nursery.start_soon(self._read, token, number, offset, length)
                             case _Kind.OUTPUT_READ:
                                 nursery.start_soon(self._read_output, token, number, offset, length)
                             case _Kind.MAKE_LOCAL:
@@ -341,30 +291,6 @@ class NativeEngine:
         pyfuse3.terminate()
         if code != 0:
             raise OSError(code, os.strerror(code))
-
-    def _take(self) -> list[tuple[int, int, int, int, int]]:
-        crossings = self._engine.take()
-        self._note_failures()  # after it: what makes a read cross over is noted before it does
-        return crossings
-
-    async def _read(self, token: int, entry: int, offset: int, length: int) -> None:
-        start_ns = time.perf_counter_ns()
-        number = errno.EIO
-        try:
-            data, chunk = await self._reader.read_with_chunk(entry, offset, length)
-            if chunk is not None:
-                self._engine.keep(entry, chunk.number, chunk.content)
-            self._engine.answer(token, data)
-            self._reader.let_go(entry)
-            number = 0
-        except CorruptDataError as error:
-            log.debug("answered with EIO: %s", error)  # the reader has logged it, once per file
-        except Exception as error:
-            log.error("unexpected error in read, answered with EIO; please report it", exc_info=error)
-        finally:
-            if number != 0:
-                self._engine.fail(token, number)
-            self._statistics.record("read", time.perf_counter_ns() - start_ns, number != 0)
 
     async def _read_output(self, token: int, inode: int, offset: int, length: int) -> None:
         assert self._outputs is not None
@@ -406,10 +332,7 @@ class NativeEngine:
             self._last = self._engine.statistics()
         except ValueError:
             self._last = {}  # it was never started
-        if self._remote is not None:
-            self.fetched()  # for the last time
-        with self._lock:
-            self._stopped = True
+        self._stopped = True
         ended = self._engine.stop(STOP_LIMIT_MS)
         self._ours.close()
         self.socket.close()  # unless libfuse has it
@@ -431,7 +354,7 @@ class NativeEngine:
         raw = self._raw()
         if not raw:
             return EngineCounters({}, {}, (0, 0))
-        return EngineCounters(raw["operations"], raw["sources"], raw["verification"])
+        return EngineCounters(raw["operations"], raw["reads"]["sources"], raw["reads"]["verification"])
 
     def describe(self) -> Mapping[str, object]:
         """The section ``engine`` of stats.json."""
@@ -439,24 +362,21 @@ class NativeEngine:
         operations = raw.get("operations", {})
         major, minor, flags = raw.get("kernel", (0, 0, 0))
         reads, read_bytes, writes, written_bytes = raw.get("outputs", (0, 0, 0, 0))
-        read_ahead, wanted = raw.get("read_ahead", (0, 0))
         listings, names, directories = raw.get("names_ahead", (0, 0, 0))
-        watches, watch_ns, watched = raw.get("watch", (0, 0, 0))
-        forwarded, crossings = raw.get("forwarded", 0), raw.get("crossings", 0)
+        periods, polled_ns, taken = raw.get("busy_poll", (0, 0, 0))
+        forwarded, upcalls = raw.get("forwarded", 0), raw.get("upcalls", 0)
         return {
             "name": "native",
             "threads": self.workers,
             "answered_native": sum(latency[0] for latency in operations.values()),
-            "answered_python": forwarded + crossings,
+            "answered_python": forwarded + upcalls,
             "forwarded": forwarded,
-            "crossings": crossings,
+            "upcalls": upcalls,
             "interrupted": raw.get("interrupted", 0),
             "malformed": raw.get("malformed", 0),
-            "direct_reads": raw.get("direct_reads", 0),
-            "read_ahead": {"files": read_ahead, "wanted": wanted},
+            "direct_reads": raw.get("reads", {}).get("direct_reads", 0),
             "names_ahead": {"listings": listings, "names": names, "directories": directories},
-            "watch": {"times": watches, "time_ns": watch_ns, "requests": watched},
-            "cache": raw.get("cache", {}),
+            "busy_poll": {"times": periods, "time_ns": polled_ns, "requests": taken},
             "outputs": {
                 "reads": reads,
                 "read_bytes": read_bytes,
@@ -471,14 +391,18 @@ class NativeEngine:
         }
 
 
+def choose_workers() -> int:
+    """As many threads as suit the machine."""
+    return min(max(WORKERS_LEAST, WORKERS_PER_CORE * len(os.sched_getaffinity(0))), WORKERS_MOST)
+
+
 def _error_number(operation: str, error: Exception) -> int:
     """For the process that reads or writes an output."""
+    if isinstance(error, RefusedError):
+        return error.number
     if isinstance(error, OSError) and error.errno:
         return error.errno
-    if isinstance(error, FanstoreError):
-        log.debug("%s of an output answered with EIO: %s", operation, error)
-    else:
-        log.error("unexpected error in %s, answered with EIO; please report it", operation, exc_info=error)
+    log.error("unexpected error in %s, answered with EIO; please report it", operation, exc_info=error)
     return errno.EIO
 
 

@@ -1,4 +1,4 @@
-"""FUSE requests, translated to the core, and nothing else: name space, reader and control directory have the meaning.
+"""FUSE requests, translated to the core, and nothing else: name space, broker and control directory have the meaning.
 
 Owns the one table that maps exceptions of the core to error numbers. pyfuse3 calls the handlers on the trio thread;
 none blocks it. A handler raises FUSEError or nothing: an exception that nobody foresaw becomes EIO for that one request
@@ -15,13 +15,14 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Never, TypeVar, cast
+from typing import Any, Never, Protocol, TypeVar, cast
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 
-from fanstore.core.control import ControlDirectory
-from fanstore.core.namespace import (
+from fanstore.dataset.broker import Broker
+from fanstore.dataset.control import ControlDirectory
+from fanstore.dataset.namespace import (
     BLOCK_BYTES,
     Attributes,
     Namespace,
@@ -30,12 +31,11 @@ from fanstore.core.namespace import (
     NotFoundError,
     NotSymlinkError,
 )
-from fanstore.core.outputtree import RefusedError
-from fanstore.core.reader import Reader
-from fanstore.core.statistics import Statistics
 from fanstore.errors import CorruptDataError
 from fanstore.fuse.snapshots import Snapshots
 from fanstore.ids import Inode
+from fanstore.outputs.tree import RefusedError
+from fanstore.telemetry.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _ERROR_NUMBERS: dict[type[Exception], int] = {
     NotDirectoryError: errno.ENOTDIR,
     NotSymlinkError: errno.EINVAL,
     NoAttributeError: errno.ENODATA,
-    CorruptDataError: errno.EIO,  # the reader has logged which file and which partition
+    CorruptDataError: errno.EIO,  # the sources have logged which file and which partition
 }
 
 #: Not counted as errors: success, and that there is no such thing (ls asks every file for attributes it does not have).
@@ -111,25 +111,33 @@ def to_entry(attributes: Attributes, entry_s: float, attributes_s: float) -> Ent
     return entry
 
 
+class Noted(Protocol):
+    """Who is told that a thread of a program begins to read a file."""
+
+    def note(self, entry: int, thread: int) -> None: ...
+
+
 class FanstoreOperations(pyfuse3.Operations):
     """The request handlers for the dataset and the control files; what only reads.
 
     Look-up counts of the dataset are not kept: an inode number means the same as long as the mount lives.
 
     Attributes:
+        begun: told of files that are opened; None if nobody wants to know.
         _snapshots: what the kernel knows of control files.
     """
 
     #: Look-ups of ``.`` and ``..`` would only come from an NFS server that exports the mount.
     supports_dot_lookup = False
 
-    def __init__(self, namespace: Namespace, reader: Reader, control: ControlDirectory, statistics: Statistics) -> None:
+    def __init__(self, namespace: Namespace, broker: Broker, control: ControlDirectory, statistics: Statistics) -> None:
         super().__init__()
         self._namespace = namespace
-        self._reader = reader
+        self._broker = broker
         self._control = control
         self._snapshots = Snapshots(control)
         self._statistics = statistics
+        self.begun: Noted | None = None
 
     def _catch_up(self) -> None:
         """Know what the native engine has done by itself before a request is handled; here, that changes nothing."""
@@ -153,7 +161,8 @@ class FanstoreOperations(pyfuse3.Operations):
 
     async def _known(self, inode: Inode) -> EntryAttributes:
         """Attributes of what the kernel is about to know by this name; of a control file, a new snapshot."""
-        if self._namespace.is_control(inode) and inode != self._control.inode:
+        is_file = self._namespace.is_control(inode) and inode != self._control.inode
+        if is_file and self._control.link_target(inode) is None:
             inode = await self._snapshots.take(inode)
         return self._entry(inode)
 
@@ -231,14 +240,16 @@ class FanstoreOperations(pyfuse3.Operations):
 
     @handler
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        return await self.open_dataset(inode, flags)
+        return await self.open_dataset(inode, flags, ctx.pid)
 
-    async def open_dataset(self, inode: int, flags: int) -> FileInfo:
+    async def open_dataset(self, inode: int, flags: int, thread: int) -> FileInfo:
         """A file that cannot be written to."""
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise FUSEError(errno.EROFS)
         if self._snapshots.get(inode) is None:
-            self._reader.open(self._namespace.entry(Inode(inode)))
+            entry = self._namespace.entry(Inode(inode))  # raises if there is no such file
+            if self.begun is not None:
+                self.begun.note(entry, thread)
         return FileInfo(fh=inode, keep_cache=True)
 
     @handler
@@ -251,18 +262,11 @@ class FanstoreOperations(pyfuse3.Operations):
         if snapshot is not None:
             snapshot.read = True
             return snapshot.content[off : off + size]
-        # pyfuse3 takes any buffer, whatever its annotation says; a copy of what came from a peer would cost as much as
-        # its checksum.
-        return await self._reader.read(self._namespace.entry(Inode(fh)), off, size)  # type: ignore[return-value]
+        return await self._broker.read(self._namespace.entry(Inode(fh)), off, size)
 
     @handler
     async def release(self, fh: int) -> None:
-        self.release_dataset(fh)
-
-    def release_dataset(self, fh: int) -> None:
-        """A file that cannot be written to is closed."""
-        if self._snapshots.get(fh) is None:
-            self._reader.close(self._namespace.entry(Inode(fh)))
+        """Nothing to do: the handle is the inode number."""
 
 
 class ReadOnlyOperations(FanstoreOperations):

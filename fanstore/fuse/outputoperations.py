@@ -1,7 +1,7 @@
 """FUSE requests of a mount that can be written to: those of outputs, and those of directories that hold some.
 
-Translates to core/outputs.py and adds nothing; what concerns the dataset alone is in operations.py. Also tells the
-kernel and the native engine of names that have come and gone (``KernelNames``). Trio thread only.
+Translates to outputs/outputs.py and adds nothing; what concerns the dataset alone is in operations.py. Trio thread
+only.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ import logging
 import os
 import stat
 from collections.abc import Sequence
-from typing import Never, Protocol
+from typing import Never
 
 import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, SetattrFields, StatvfsData
 
-from fanstore.core.control import ControlDirectory
-from fanstore.core.namespace import BLOCK_BYTES, Attributes, Namespace
-from fanstore.core.output import FIRST_OUTPUT, Output, Place
-from fanstore.core.outputs import Outputs
-from fanstore.core.reader import Reader
-from fanstore.core.statistics import Statistics
+from fanstore.dataset.broker import Broker
+from fanstore.dataset.control import ControlDirectory
+from fanstore.dataset.namespace import BLOCK_BYTES, Namespace
 from fanstore.fuse.operations import CACHE_S, FanstoreOperations, handler, to_entry
 from fanstore.ids import Inode
+from fanstore.outputs.engine import Engine
+from fanstore.outputs.output import FIRST_OUTPUT
+from fanstore.outputs.outputs import Outputs
+from fanstore.telemetry.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
 #: In a job of several nodes the kernel asks for a name each time, and for what a file is: another node may have changed
 #: it. What a directory is, it is told when that changes, and believes for as long as a path takes.
 _SHARED_CACHE_S = 0.0
-_SHARED_DIRECTORY_S = 1.0
+SHARED_DIRECTORY_S = 1.0
 
 _SPECIAL = errno.EPERM
 
@@ -42,34 +43,32 @@ class OutputOperations(FanstoreOperations):
     def __init__(
         self,
         namespace: Namespace,
-        reader: Reader,
+        broker: Broker,
         control: ControlDirectory,
         statistics: Statistics,
         outputs: Outputs,
-        names: KernelNames,
     ) -> None:
-        super().__init__(namespace, reader, control, statistics)
+        super().__init__(namespace, broker, control, statistics)
         self._outputs = outputs
-        self._names = names
+        self._kernel = outputs.kernel
         self._cache_s = CACHE_S if outputs.alone else _SHARED_CACHE_S
-        self._directory_s = CACHE_S if outputs.alone else _SHARED_DIRECTORY_S
+        self._directory_s = CACHE_S if outputs.alone else SHARED_DIRECTORY_S
 
     def _catch_up(self) -> None:
-        self._outputs.births.take_over()
+        self._outputs.catch_up()
 
     def _output_entry(self, inode: int) -> EntryAttributes:
         """Attributes of an output, or of a directory of the dataset that holds some."""
-        attributes = self._outputs.attributes(inode)
+        attributes = self._kernel.attributes(inode)
         if inode < FIRST_OUTPUT:
             return to_entry(attributes, CACHE_S, CACHE_S)
-        # Another node may know more of a directory that it has borrowed: in a listing of the one above it, say.
-        is_ours = stat.S_ISDIR(attributes.mode) and not self._outputs.leases.is_elsewhere(inode)
-        return to_entry(attributes, self._cache_s, self._directory_s if is_ours else self._cache_s)
+        is_directory = stat.S_ISDIR(attributes.mode)
+        return to_entry(attributes, self._cache_s, self._directory_s if is_directory else self._cache_s)
 
     def _known_output(self, inode: int) -> EntryAttributes:
         """The same, for a reply by which the kernel gets to know it."""
         entry = self._output_entry(inode)
-        self._outputs.looked_up(inode)
+        self._kernel.looked_up(inode)
         return entry
 
     def _entry(self, inode: Inode) -> EntryAttributes:
@@ -91,7 +90,6 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        await self._outputs.leases.clear_name(parent_inode, name)
         output = self._outputs.lookup(parent_inode, name)
         if output is not None:
             return self._known_output(output.inode)
@@ -101,14 +99,12 @@ class OutputOperations(FanstoreOperations):
             if name == b"..":
                 parent = self._outputs.parent(parent_inode)
                 return self._known_output(parent) if self._outputs.is_output(parent) else self._entry(Inode(parent))
-            self._outputs.get(parent_inode)
+            self._kernel.get(parent_inode)
             if len(name) > 255:
                 raise FUSEError(errno.ENAMETOOLONG)
             nothing = EntryAttributes()
             nothing.st_ino = 0
         else:
-            if self._namespace.is_control(Inode(parent_inode)):
-                await self._outputs.leases.hear()  # statistics are about the outputs of all nodes
             nothing = await self.look_in_dataset(parent_inode, name)
         if nothing.st_ino == 0:
             nothing.entry_timeout = self._cache_s
@@ -116,14 +112,13 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        await self._outputs.leases.clear(inode)
         return self._entry(Inode(inode))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         self._catch_up()
         for inode, lookups in inode_list:
             if self._outputs.is_output(inode):
-                self._outputs.forget(inode, lookups)
+                self._kernel.forget(inode, lookups)
         await super().forget(inode_list)
 
     @handler
@@ -131,7 +126,7 @@ class OutputOperations(FanstoreOperations):
         self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
     ) -> EntryAttributes:
         self._own(inode)
-        mine = self._outputs.attributes(inode)
+        mine = self._kernel.attributes(inode)
         if fields.update_uid and attr.st_uid != mine.uid:
             raise FUSEError(errno.EPERM)
         if fields.update_gid and attr.st_gid != mine.gid:
@@ -152,7 +147,7 @@ class OutputOperations(FanstoreOperations):
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
         if not self._outputs.is_output(inode):
             return self._namespace.readlink(self._named(inode))
-        output = self._outputs.get(inode)
+        output = self._kernel.get(inode)
         if not stat.S_ISLNK(output.mode):
             raise FUSEError(errno.EINVAL)
         return output.target
@@ -182,7 +177,7 @@ class OutputOperations(FanstoreOperations):
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """The dataset and what is in use of the local disk; free is what is free there."""
-        totals, disk = self._namespace.statfs(), self._outputs.objects.free()
+        totals, disk = self._namespace.statfs(), self._outputs.contents.free()
         scale = disk.f_frsize / BLOCK_BYTES
         data = StatvfsData()
         data.f_bsize = data.f_frsize = BLOCK_BYTES
@@ -197,9 +192,8 @@ class OutputOperations(FanstoreOperations):
 
     @handler
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        await self._outputs.leases.clear(fh)
         if self._outputs.is_output(fh):
-            self._outputs.get(fh)
+            self._kernel.get(fh)
             for position, name in ((1, b"."), (2, b"..")):
                 if start_id < position:
                     inode = fh if name == b"." else self._outputs.parent(fh)
@@ -216,7 +210,7 @@ class OutputOperations(FanstoreOperations):
         dots = name in (b".", b"..")
         listed = pyfuse3.readdir_reply(token, name, entry, cookie)
         if listed and not dots and self._outputs.is_output(inode):
-            self._outputs.looked_up(inode)
+            self._kernel.looked_up(inode)
         return listed
 
     @handler
@@ -278,15 +272,15 @@ class OutputOperations(FanstoreOperations):
     ) -> tuple[FileInfo, EntryAttributes]:
         self._writable(parent_inode)
         inode = await self._outputs.create(parent_inode, name, mode & ~ctx.umask, bool(flags & os.O_EXCL))
-        if flags & os.O_TRUNC and self._outputs.attributes(inode).size > 0:
+        if flags & os.O_TRUNC and self._kernel.attributes(inode).size > 0:
             await self._outputs.resize(inode, 0)
-        handle = self._names.open(inode, flags)
+        handle = self._kernel.open(inode, flags)
         return FileInfo(fh=handle, direct_io=handle != inode), self._known_output(inode)
 
     @handler
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if not self._outputs.is_output(inode):
-            return await self.open_dataset(inode, flags)
+            return await self.open_dataset(inode, flags, ctx.pid)
         if flags & os.O_TRUNC:
             await self._outputs.resize(inode, 0)
         return FileInfo(fh=inode, keep_cache=self._outputs.alone)
@@ -317,66 +311,12 @@ class OutputOperations(FanstoreOperations):
         """Names are made known when they are made; with ``--output`` they are durable when they stand there."""
         await self._outputs.sync_names()
 
-    @handler
-    async def release(self, fh: int) -> None:
-        if not self._outputs.is_output(fh):
-            self.release_dataset(fh)
 
-
-class NamesCache(Protocol):
-    """What the native engine wants to know."""
-
-    def add_name(self, parent: int, name: bytes, folder: int) -> None: ...
-    def remove_name(self, parent: int, name: bytes) -> None: ...
-    def mix(self, entry: int) -> None: ...
-    def set_directory(self, attributes: Attributes, valid_s: int) -> None: ...
-    def drop_directory(self, inode: int) -> int: ...
-    def take_told(self, inode: int) -> int: ...
-    def open(self, inode: int, flags: int) -> int: ...
-    def drop(self, inode: int) -> None: ...
-
-
-class KernelNames:
-    """Tells the kernel of this node, and the native engine, what has changed."""
-
-    def __init__(self, engine: NamesCache | None, alone: bool) -> None:
-        self._engine = engine
-        self._directory_s = CACHE_S if alone else _SHARED_DIRECTORY_S
-
-    def without_engine(self) -> None:
-        """It cannot run here."""
-        self._engine = None
-
-    def open(self, inode: int, flags: int) -> int:
-        """The handle of a new output."""
-        return inode if self._engine is None else self._engine.open(inode, flags)
-
-    def appeared(self, place: Place, output: Output) -> None:
-        if self._engine is not None:
-            self._engine.add_name(place.parent, place.name, output.inode if output.is_directory else 0)
-            if place.parent < FIRST_OUTPUT:
-                self._engine.mix(place.parent - 1)
-
-    def vanished(self, place: Place) -> None:
-        if self._engine is not None:
-            self._engine.remove_name(place.parent, place.name)
-
-    def changed(self, directory: Attributes) -> None:
-        if self._engine is not None:
-            self._engine.set_directory(directory, int(CACHE_S if directory.inode < FIRST_OUTPUT else self._directory_s))
-
-    def removed(self, inode: int) -> int:
-        return 0 if self._engine is None else self._engine.drop_directory(inode)
-
-    def told(self, inode: int) -> int:
-        return 0 if self._engine is None else self._engine.take_told(inode)
-
-    def dropped(self, inode: int) -> None:
-        if self._engine is not None:
-            self._engine.drop(inode)
+class PythonEngine(Engine):
+    """pyfuse3 alone: each request comes to Python, and what the kernel has cached is dropped by it."""
 
     async def settle(self, inodes: dict[int, bool]) -> None:
-        """The kernel drops what it has cached. In a thread: it waits for pages that are being filled."""
+        """In a thread: the kernel waits for pages that are being filled."""
         for inode, content in inodes.items():
             try:
                 await trio.to_thread.run_sync(pyfuse3.invalidate_inode, pyfuse3.InodeT(inode), not content)

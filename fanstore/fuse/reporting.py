@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from fanstore.core.events import Events
-from fanstore.core.job import Job
-from fanstore.core.node import Node
-from fanstore.core.statistics import Statistics
 from fanstore.errors import MountError
+from fanstore.job.job import Job
+from fanstore.job.node import Node
 from fanstore.report.files import replace_file
 from fanstore.report.metrics import metrics_text
 from fanstore.report.page import report_page
+from fanstore.report.planned import Planned
+from fanstore.telemetry.events import Events
+from fanstore.telemetry.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +48,12 @@ class Publishing:
     Attributes:
         report: the page about the whole job, written by the lowest rank that is alive; None for none.
         metrics: the figures of this node for Prometheus; None for none.
+        plan: what was planned, to stand beside it in the report.
     """
 
     report: Path | None = None
     metrics: Path | None = None
+    plan: Planned | None = None
 
 
 class Reporting:
@@ -83,21 +87,25 @@ class Reporting:
         """Listen to the log."""
         logging.getLogger("fanstore").addHandler(self.events)
 
-    def check(self, mountpoint: Path, rank: int) -> None:
+    def check(self, rank: int, success: Sequence[Path]) -> None:
         """Refuse files that cannot be written, before anything is mounted. Raises MountError. May block."""
-        wanted = {"--metrics": self._publishing.metrics}
+        wanted = [("--metrics", self._publishing.metrics)]
         if rank == 0:
-            wanted["--report"] = self._publishing.report
-        for option, path in wanted.items():
+            wanted += [("--report", self._publishing.report), *(("--success", path) for path in success)]
+        for option, path in wanted:
             if path is None:
                 continue
-            directory = path.parent.resolve()
-            if mountpoint in (directory / "x").parents:
-                raise MountError(f"{option} {path} lies inside the mount point")
-            if not directory.is_dir():
-                raise MountError(f"cannot write {option} {path}: there is no directory {path.parent}")
-            if path.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
-                why = "it is a directory" if path.is_dir() else f"no permission to write in {path.parent}"
+            why = ""
+            try:
+                if not stat.S_ISDIR(os.stat(path.parent).st_mode) or not os.access(path.parent, os.W_OK | os.X_OK):
+                    why = f"no permission to write in {path.parent}"
+                elif os.path.isdir(path):
+                    why = "it is a directory"
+            except FileNotFoundError:
+                why = f"there is no directory {path.parent}"
+            except OSError as error:
+                why = error.strerror or str(error)
+            if why:
                 raise MountError(f"cannot write {option} {path}: {why}")
 
     # --- life ---
@@ -145,7 +153,7 @@ class Reporting:
 
     # --- end ---
 
-    def settle(self) -> None:
+    def take_last_figures(self) -> None:
         """Nothing is served any more, and nothing is taken down yet: these are the last figures of this node."""
         if self._node is not None and self._publishing.report is not None:
             try:
@@ -175,7 +183,7 @@ class Reporting:
             if self._job.reporter() == self._job.rank:
                 own = {**self._last, **self._node.account.describe_events()}
                 accounts = self._job.known_accounts(own, ended=True)
-                page = report_page(self._node.report(accounts, ended=True, code=self.code))
+                page = report_page(self._node.report(accounts, ended=True, code=self.code), self._publishing.plan)
                 self._put(report, page, last=True)
         except Exception as error:
             log.error("unexpected error while writing the report; please report it", exc_info=error)
@@ -203,7 +211,7 @@ class Reporting:
     def _put_report(self, report: Mapping[str, Any]) -> None:
         """From any thread."""
         assert self._publishing.report is not None
-        self._put(self._publishing.report, report_page(report))
+        self._put(self._publishing.report, report_page(report, self._publishing.plan))
 
     def _put_metrics(self, facts: Mapping[str, Any]) -> None:
         """From any thread."""

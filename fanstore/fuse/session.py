@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -19,32 +19,54 @@ from typing import Any, Never
 import pyfuse3
 import trio
 
-from fanstore.core.capacity import Disk, divide, survey
-from fanstore.core.control import CONTROL_NAME
-from fanstore.core.events import NOTABLE
-from fanstore.core.job import Job, NodeState
-from fanstore.core.joblock import JobDirectory
-from fanstore.core.node import CONFIG_FILE, Node, NodeSettings
-from fanstore.core.placement import Placement, place
-from fanstore.core.statistics import Statistics
-from fanstore.errors import FanstoreError, MountError
+from fanstore.allocator import bound_freed_memory
+from fanstore.client.hooking import hook_environment
+from fanstore.client.preload import PreloadError
+from fanstore.client.preload import environment as preloaded
+from fanstore.client.server import ControlServer
+from fanstore.dataset.cache_bound import bound_cache
+from fanstore.dataset.capacity import Disk, divide
+from fanstore.dataset.control import CONTROL_NAME
+from fanstore.dataset.placement import Placement, place
+from fanstore.dataset.registration import DatasetUse
+from fanstore.errors import FanstoreError, MountError, first_expected
 from fanstore.format.prepared import PreparedDataset
-from fanstore.fuse.command import CommandError, check_command, run_command
-from fanstore.fuse.deadmount import record_mount, take_over
+from fanstore.fuse.begun import Begun
+from fanstore.fuse.claim import Claim, check_paths, check_shards, claim_node
+from fanstore.fuse.command import CommandError, run_command
+from fanstore.fuse.ending import Ending
 from fanstore.fuse.firstread import read_first
+from fanstore.fuse.interception import Interception
 from fanstore.fuse.kernel import MountOptions, mount_kernel, mount_native, raise_kernel_limits, woken_regularly
-from fanstore.fuse.mountpoint import MountPoint, check_fuse, unmount_or_detach
-from fanstore.fuse.mounttable import Mount
-from fanstore.fuse.native import NativeEngine
+from fanstore.fuse.mountpoint import (
+    MountBusyError,
+    MountPoint,
+    is_mounted,
+    unmount,
+    unmount_or_detach,
+    unmount_patiently,
+)
+from fanstore.fuse.native import RESERVED_WORKERS, NativeEngine, choose_workers
 from fanstore.fuse.operations import FanstoreOperations, ReadOnlyOperations
-from fanstore.fuse.outputoperations import KernelNames, OutputOperations
+from fanstore.fuse.outputoperations import OutputOperations, PythonEngine
 from fanstore.fuse.reporting import Reporting
+from fanstore.fuse.requests import requests
 from fanstore.fuse.settings import EngineChoice, MountSettings, describe
 from fanstore.fuse.sharedmemory import SharedMemory
 from fanstore.fuse.signals import Signals, ending_signals, log_one, stopped_by
 from fanstore.fuse.startwatch import StartWatch
+from fanstore.fuse.supervised import Supervised
+from fanstore.fuse.unmounted import describe_unmounted
 from fanstore.fuse.writing import OutputLife
-from fanstore.transport.ranks import launched_rank, launched_size
+from fanstore.job.job import Job, NodeState
+from fanstore.job.job_directory import JobDirectory
+from fanstore.job.node import CONFIG_FILE, Node, NodeSettings
+from fanstore.mounttable import Mount
+from fanstore.prefetch.orderfile import OrderFile
+from fanstore.prefetch.prefetcher import Prefetcher
+from fanstore.telemetry.events import NOTABLE
+from fanstore.telemetry.statistics import Statistics
+from fanstore.transport.ranks import launched_size
 from fanstore.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -69,9 +91,8 @@ DETACH_LIMIT_S = 1.0
 IDLE_TASKS = 8
 MAX_TASKS = 128
 
-#: With the native engine, which has a cache of its own: what Python keeps of chunks from other nodes, so that reads of
-#: one file that arrive together fetch it once.
-PYTHON_CACHE_BYTES = 64 << 20
+#: Threads of the broker that read for those who may not block: with the Python engine all reads are such.
+PYTHON_LOADERS = 16
 
 
 @dataclass(frozen=True)
@@ -85,37 +106,33 @@ class MountInfo:
     rank: int
 
 
-@dataclass(frozen=True)
-class _Claim:
-    """What this node has for the job: a mount point and perhaps a disk, or a problem."""
-
-    point: MountPoint | None
-    disk: Disk | None
-    problem: str | None
-
-
 class _Ended:
     """How serving ended: set once the kernel or we have ended the session.
 
     Attributes:
         event: set when pyfuse3's loop is over.
+        wanted: without a mount: it is to be over.
         error: why, if it was neither an unmount nor us.
     """
 
     def __init__(self) -> None:
         self.event = trio.Event()
+        self.wanted = trio.Event()
         self.error: Exception | None = None
 
 
-def run_session(settings: MountSettings, watch: StartWatch, on_ready: Callable[[MountInfo], None]) -> int:
+def run_session(
+    settings: MountSettings, watch: StartWatch, supervised: Supervised, on_ready: Callable[[MountInfo], None]
+) -> int:
     """Mount, serve until the end, and clean up; the exit code. Raises FanstoreError. From the main thread only."""
+    bound_freed_memory()
     logging.getLogger("pyfuse3").addFilter(_is_worth_logging)
     signal.signal(signal.SIGUSR1, _ignore)  # a warning for a command that does not run yet: not the end of everything
     try:
-        return trio.run(_Session(settings, watch, on_ready).main)
+        return trio.run(_Session(settings, watch, supervised, on_ready).main)
     except BaseExceptionGroup as group:
         # Nurseries wrap what is raised in them; for the user one sentence counts.
-        raise _first_expected(group) from group
+        raise first_expected(group) from group
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
@@ -128,19 +145,35 @@ class _Session:
     Attributes:
         _cleanup: what is to be undone, in reverse order; runs when nothing is served any more.
         _engine: the native engine; None if pyfuse3 answers alone.
+        _control: the control socket; None if there can be none.
+        _begun, _prefetcher: which files are read, and what is fetched ahead; None with ``--order off``.
+        _interception: programs that read by themselves.
+        _bound: of the memory cache.
     """
 
-    def __init__(self, settings: MountSettings, watch: StartWatch, on_ready: Callable[[MountInfo], None]) -> None:
+    def __init__(
+        self,
+        settings: MountSettings,
+        watch: StartWatch,
+        supervised: Supervised,
+        on_ready: Callable[[MountInfo], None],
+    ) -> None:
         self._settings = settings
         self._watch = watch
+        self._supervised = supervised
         self._on_ready = on_ready
         self._cleanup = contextlib.ExitStack()
         self._directory: JobDirectory | None = None
         self._statistics = Statistics()
         self._survives = True
         self._engine: NativeEngine | None = None
+        self._control: ControlServer | None = None
+        self._begun: Begun | None = None
+        self._prefetcher: Prefetcher | None = None
         self._life = None if settings.writing is None else OutputLife(settings.writing)
+        self._ending = Ending(self._life, settings.success)
         self._reporting = Reporting(settings.publishing, self._statistics)
+        self._dataset_use = DatasetUse(settings.prepared.directory, settings.mountpoint)
 
     async def main(self) -> int:
         with trio.open_signal_receiver(*ending_signals()) as received, self._cleanup:
@@ -148,13 +181,15 @@ class _Session:
             self._reporting.open()
             async with stopped_by(signals):
                 job = await self._join()
-                # Runs when mount and copies are gone, and before this process leaves the job.
+                # These run when mount and copies are gone, and before this process leaves the job.
+                self._cleanup.callback(self._dataset_use.end)
                 self._cleanup.callback(self._reporting.close)
                 claim = await self._claim(job)
+                self._directory = claim.directory
                 prepared = await self._open(job)
                 point, placement = await self._place(job, prepared, claim)
                 if self._life is not None:
-                    await self._life.open(job)
+                    await self._life.open(job, prepared.index)
                 node = self._build(prepared, point, job, placement)
                 if self._settings.stage_first:
                     self._watch.begin(limited=False)
@@ -166,6 +201,7 @@ class _Session:
     async def _join(self) -> Job:
         """Find the other daemons of the job, if a launcher has started several."""
         if launched_size() == 1:
+            self._supervised.tell(alone=True)
             return Job(None)
         from fanstore.transport.mpi import MpiPeers  # loads the MPI library, which only a job of several nodes needs
 
@@ -183,69 +219,53 @@ class _Session:
     async def _open(self, job: Job) -> PreparedDataset:
         """Rank 0 reads manifest and index; the others get them from it."""
         self._watch.begin()
-        path = self._settings.prepared
+        storage = self._settings.prepared
         with trio.move_on_after(self._watch.limit_s) as scope:
-            return await job.open_dataset(path)
-        self._watch.give_up(scope, f"opening {path}")
+            if job.rank == 0:
+                await trio.to_thread.run_sync(self._dataset_use.register, job.host, job.size, abandon_on_cancel=True)
+            return await job.open_dataset(storage)
+        self._watch.give_up(scope, f"opening {storage}")
         raise AssertionError("unreachable: only the limit cancels this scope and goes on")
 
-    async def _claim(self, job: Job) -> _Claim:
+    async def _claim(self, job: Job) -> Claim:
         """Get what this node needs. In a job of several, a problem is kept until all nodes can be told of it."""
         self._watch.begin()
         try:
-            return await trio.to_thread.run_sync(self._prepare_node)
+            await check_paths(self._settings, self._watch)
+            parts = (self._settings, self._reporting, self._supervised, self._cleanup, self._remove_directory)
+            return await trio.to_thread.run_sync(claim_node, *parts)
         except FanstoreError as error:
             if job.size == 1:
                 raise
-            return _Claim(None, None, str(error))
+            return Claim(problem=str(error), code=error.exit_code)
 
-    async def _place(self, job: Job, prepared: PreparedDataset, claim: _Claim) -> tuple[MountPoint, Placement]:
+    async def _place(self, job: Job, prepared: PreparedDataset, claim: Claim) -> tuple[MountPoint, Placement]:
         """Make sure that all nodes can mount and stage, and decide which of them keeps what."""
         self._watch.begin()
+        if claim.problem is None:
+            try:
+                await check_shards(self._settings, self._watch, prepared)
+            except FanstoreError as error:
+                claim = replace(claim, problem=str(error), code=error.exit_code)
         disk = None if claim.disk is None else asdict(claim.disk)
-        facts = await self._agree(job, "the start", claim.problem, {"disk": disk})
+        own = {"disk": disk, "code": claim.code, "use": self._dataset_use.name}
+        facts = await self._agree(job, "the start", claim.problem, own)
+        self._dataset_use.keep(facts[0]["use"], job.host, job.size, lambda: job.first_present() == job.rank)
         assert claim.point is not None
         room = divide([None if fact["disk"] is None else Disk(**fact["disk"]) for fact in facts])
         parts = prepared.manifest.partitions
         everywhere = [part.everywhere for part in parts]
         placement = place([part.bytes for part in parts], everywhere, room, self._settings.replicas)
-        nowhere = placement.nowhere()
-        if nowhere and any(room) and job.rank == 0:
+        if placement.nowhere() and self._settings.local is not None and job.rank == 0:
             log.warning(
-                "%d of %d partitions (%s) do not fit on local disks (%s free for them); they are read where they are",
-                len(nowhere),
-                len(parts),
-                format_bytes(sum(parts[partition].bytes for partition in nowhere)),
+                "%s (%s free for them); they are read where they are, which loads the %s: free space "
+                "in --local %s, name a larger disk, or use more nodes",
+                placement.describe_nowhere(),
                 format_bytes(sum(room)),
+                prepared.storage.words,
+                self._settings.local,
             )
         return claim.point, placement
-
-    def _prepare_node(self) -> _Claim:
-        """In a thread: claim the mount point, make the directory for staging."""
-        settings = self._settings
-        if settings.command:
-            check_command(settings.command)
-        check_fuse()
-        point = MountPoint(settings.mountpoint)
-        self._reporting.check(point.path, launched_rank())
-        if settings.local is not None and point.path in (settings.local.resolve() / "x").parents:
-            raise MountError(f"--local {settings.local} lies inside the mount point, which will hide it")
-        point.claim()
-        self._cleanup.callback(point.remove)
-        base = settings.local if settings.writing is None else settings.local or settings.writing.base
-        if base is not None:
-            JobDirectory.sweep(base, take_over)
-            self._directory = JobDirectory(base)
-            self._cleanup.callback(self._remove_directory, self._directory)
-            record_mount(self._directory.path, point)
-        if settings.local is None or self._directory is None:
-            return _Claim(point, None, None)
-        try:
-            return _Claim(
-                point, survey(self._directory.path, settings.capacity_bytes, outputs=self._life is not None), None
-            )
-        except OSError as error:
-            raise MountError(f"cannot use {settings.local}: {error.strerror}") from error
 
     def _remove_directory(self, directory: JobDirectory) -> None:
         directory.remove(keeping=() if self._life is None else self._life.close())
@@ -257,45 +277,108 @@ class _Session:
         raise AssertionError("unreachable: only the limit cancels this scope and goes on")
 
     def _build(self, prepared: PreparedDataset, point: MountPoint, job: Job, placement: Placement) -> Node:
-        settings = replace(self._settings, prepared=prepared.path, mountpoint=point.path)
+        settings = replace(self._settings, mountpoint=point.path)
         directory = None if self._directory is None else self._directory.path
-        config = describe(settings, prepared, job, directory)
+        control = self._open_control(directory)
+        config = describe(settings, prepared, job, directory, control)
+        order_file = self._open_order_file(directory)
         native = settings.engine is not EngineChoice.PYTHON
-        cache_bytes = min(settings.cache_bytes // 4, PYTHON_CACHE_BYTES) if native else settings.cache_bytes
         node = Node(
             prepared,
             job,
             placement,
             directory if settings.local is not None else None,
-            NodeSettings(cache_bytes, settings.verify, settings.peer_timeout_s),
+            NodeSettings(
+                settings.cache_bytes,
+                settings.verify,
+                settings.peer_timeout_s,
+                loaders=4 if native else PYTHON_LOADERS,
+                # A shared file system that does not answer must not take all threads: names are served by the others.
+                shared_readers=max(1, choose_workers() - RESERVED_WORKERS) if native else PYTHON_LOADERS,
+            ),
             self._statistics,
-            lambda: config | {"engine": "python" if self._engine is None else "native"},
+            lambda: config | {"engine": self._engine_name()},
             self._reporting.events,
+            None if order_file is None else {"order": order_file.path},
         )
         self._cleanup.callback(node.close)
+        if settings.order != "off":
+            self._make_prefetcher(prepared, node, job, point, order_file)
         if self._life is not None and self._directory is not None:
             self._life.build(node, job, self._directory, self._statistics)
-        if native:
-            self._make_engine(prepared, node, settings.cache_bytes - cache_bytes)
+        if settings.no_fuse:
+            self._statistics.without_engine = "none"
+        elif native:
+            self._make_engine(prepared, node)
+        self._bound = bound_cache(settings.cache_bytes, node.broker, self._statistics, alone=job.size == 1)
+        self._interception = Interception(prepared, node, directory, self._statistics)
         node.serve()
         log.info("%s", node.summary())
         return node
 
-    def _make_engine(self, prepared: PreparedDataset, node: Node, cache_bytes: int) -> None:
-        """The native engine, before anything is staged, so that it hears of every partition file."""
+    def _engine_name(self) -> str:
+        if self._settings.no_fuse:
+            return "none"
+        return "python" if self._engine is None else "native"
+
+    def _open_control(self, directory: Path | None) -> Path | None:
+        """Make the control socket; without one, the mount is asked through its files only."""
+        if directory is None:
+            return None
+        try:
+            self._control = ControlServer(directory)
+        except OSError as error:
+            log.warning(
+                "no control socket can be made in %s (%s): fanstore-stat and fanstore-umount do without it",
+                directory,
+                error.strerror or error,
+            )
+            return None
+        self._cleanup.callback(self._control.close)
+        self._statistics.add_section("control", self._control.describe)
+        return self._control.path
+
+    def _open_order_file(self, directory: Path | None) -> OrderFile | None:
+        """Make the file to which programs write what they will read; without one, they cannot."""
+        if directory is None or self._settings.order == "off":
+            return None
+        try:
+            order_file = OrderFile(directory)
+        except OSError as error:
+            log.info("programs cannot write to .fanstore/order: %s: %s", directory, error.strerror or error)
+            return None
+        self._cleanup.callback(order_file.close)
+        return order_file
+
+    def _make_prefetcher(
+        self, prepared: PreparedDataset, node: Node, job: Job, point: MountPoint, order_file: OrderFile | None
+    ) -> None:
+        self._begun = Begun()
+        self._cleanup.callback(self._begun.close)
+        points = {self._settings.mountpoint, point.path}
+        self._prefetcher = Prefetcher(
+            prepared.index,
+            node.broker,
+            sorted(points),
+            order_file,
+            lambda: self._interception.opens(),
+            rank=job.rank,
+            size=job.size,
+        )
+        self._statistics.add_section("order", self._prefetcher.describe)
+
+    def _make_engine(self, prepared: PreparedDataset, node: Node) -> None:
         outputs = None if self._life is None else self._life.outputs
         try:
             self._engine = NativeEngine(
                 prepared.index,
                 node.namespace,
-                node.store,
-                node.reader,
+                node.broker,
                 self._statistics,
-                cache_bytes,
                 outputs=outputs,
                 alone=outputs is None or outputs.alone,
                 waits=outputs is not None and outputs.waits,
-                remote=node.remote,
+                begun=-1 if self._begun is None else self._begun.wake,
             )
         except OSError as error:
             self._without_engine(error)
@@ -320,14 +403,15 @@ class _Session:
 
     def _mount(self, node: Node, point: Path) -> Mount:
         """Mount with the engine that was asked for, or that can run. Raises MountError."""
-        parts = (node.namespace, node.reader, node.control, self._statistics)
+        if self._settings.no_fuse:
+            return describe_unmounted(point, str(self._settings.prepared))
+        parts = (node.namespace, node.broker, node.control, self._statistics)
         outputs = None if self._life is None else self._life.outputs
         operations: FanstoreOperations = ReadOnlyOperations(*parts)
-        names: KernelNames | None = None
         if outputs is not None:
-            names = KernelNames(self._engine, outputs.alone)
-            operations = OutputOperations(*parts, outputs, names)
-            outputs.use_kernel(names, self._engine)
+            operations = OutputOperations(*parts, outputs)
+            outputs.use_engine(self._engine or PythonEngine())
+        operations.begun = self._begun
         options = MountOptions(str(self._settings.prepared), self._settings.allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
@@ -335,9 +419,8 @@ class _Session:
             except OSError as error:
                 self._stop_engine()
                 self._without_engine(error)
-                if outputs is not None and names is not None:
-                    names.without_engine()
-                    outputs.births.use(None)
+                if outputs is not None:
+                    outputs.use_engine(PythonEngine())
         return mount_kernel(operations, point, options)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:
@@ -355,32 +438,51 @@ class _Session:
         ended = _Ended()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._loop, ended)
+                nursery.start_soon(self._loop, node, ended)
+                nursery.start_soon(self._bound.run)
                 nursery.start_soon(self._reporting.run, node, job)
+                nursery.start_soon(self._tell_alone, job)
+                if self._control is not None:
+                    end = functools.partial(self._take_away, mount, ended, trio.lowlevel.current_trio_token())
+                    orders = {} if self._prefetcher is None else self._prefetcher.hooked.requests()
+                    intercept = functools.partial(self._intercept, mount)
+                    table = requests(node.control, end, self._interception, intercept, orders)
+                    nursery.start_soon(self._control.run, table)
                 if self._life is not None and self._life.outputs is not None:
                     nursery.start_soon(self._life.outputs.run)
+                if self._prefetcher is not None and self._begun is not None:
+                    self._begun.use(self._engine)
+                    nursery.start_soon(self._prefetcher.run, self._settings.order, self._begun)
                 try:
                     async with stopped_by(signals):
                         await self._come_up(mount, job)
                     point.release()
-                    raise_kernel_limits(mount.device)
-                    log.info("mounted %s on %s", self._settings.prepared, mount.point, extra=NOTABLE)
+                    if mount.is_fanstore:
+                        raise_kernel_limits(mount.device)
+                        log.info("mounted %s on %s", self._settings.prepared, mount.point, extra=NOTABLE)
+                    else:
+                        log.info(
+                            "serving %s at %s, without a mount", self._settings.prepared, mount.point, extra=NOTABLE
+                        )
                     totals = prepared.manifest.totals
                     self._on_ready(MountInfo(point.path, totals.files, totals.bytes, node.summary(), job.rank))
                     self._watch.ready()
                     if self._engine is not None:
                         nursery.start_soon(self._engine.list_ahead, mount.point)
+                        nursery.start_soon(self._engine.read_ahead, mount.point)
                     code = await self._use(mount, node, job, ended, signals)
                 except BaseException:
-                    await self._unmount(mount, ended, functools.partial(self._leave, 1))
+                    await self._unmount(mount, ended, functools.partial(self._leave, 1, job))
                     raise
-                await self._unmount(mount, ended, functools.partial(self._leave, code))
-                code = self._reporting.code = await self._save(job, signals, code)
+                await self._unmount(mount, ended, functools.partial(self._leave, code, job))
+                code = self._reporting.code = await self._ending.end(job, signals, code)
                 nursery.cancel_scope.cancel()
         finally:
-            pyfuse3.close(unmount=False)
+            if mount.is_fanstore:
+                pyfuse3.close(unmount=False)
             self._stop_engine()
-            self._reporting.settle()
+            node.broker.log_damage()
+            self._reporting.take_last_figures()
             self._log_summary()
         return code
 
@@ -390,24 +492,31 @@ class _Session:
         try:
             path = mount.point / os.fsdecode(CONTROL_NAME) / CONFIG_FILE
             with trio.move_on_after(self._watch.limit_s) as scope:
-                await read_first(mount.point, path)
+                await (read_first(mount.point, path) if mount.is_fanstore else self._intercept(mount))
             self._watch.give_up(scope, f"the first answer of the mount at {mount.point}")
+        except PreloadError as error:
+            if job.size == 1:
+                raise
+            problem = str(error)
         except MountError as error:
             if job.size == 1:
                 raise
             problem = str(error)
         await self._agree(job, "mounting", problem, {})
 
-    async def _loop(self, ended: _Ended) -> None:
+    async def _loop(self, node: Node, ended: _Ended) -> None:
+        """Answer the kernel until the end; with what the broker asks of Python, because readers wait for that."""
         try:
-            if self._engine is None:
-                with woken_regularly():
-                    await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
-            else:
-                async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(node.broker.run)
+                if self._engine is not None:
                     nursery.start_soon(self._engine.run)
-                    await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
-                    nursery.cancel_scope.cancel()
+                if self._settings.no_fuse:
+                    await ended.wanted.wait()
+                else:
+                    with woken_regularly() if self._engine is None else contextlib.nullcontext():
+                        await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
+                nursery.cancel_scope.cancel()
         except* OSError as group:
             # The connection to the kernel broke in a way that libfuse does not know as an unmount.
             log.error("the connection to the kernel failed: %s", group.exceptions[0])
@@ -426,29 +535,66 @@ class _Session:
             else:
                 code = await self._wait_for_end(job, ended, signals)
             nursery.cancel_scope.cancel()
-        return code or (1 if ended.error is not None else 0)
+        return code or (1 if ended.error is not None or self._supervised.is_orphan else 0)
 
-    async def _run_command(self, mount: Mount, job: Job, ended: _Ended, signals: Signals) -> int:
+    async def _intercept(self, mount: Mount) -> Path:
+        settings = self._settings
+        return await self._interception.open(mount, settings.mountpoint, settings.verify, settings.writing is not None)
+
+    def _take_away(self, mount: Mount, ended: _Ended, token: trio.lowlevel.TrioToken, lazy: bool) -> None:
+        """For a client. In a thread. Raises MountError."""
+        if mount.is_fanstore:
+            if is_mounted(mount):
+                unmount(mount.point, lazy=True) if lazy else unmount_patiently(mount.point)
+        elif self._settings.command and not lazy:
+            raise MountBusyError(f"{mount.point} is busy: the COMMAND of its fanstore-mount runs")
+        else:
+            self._interception.end()
+            token.run_sync_soon(ended.wanted.set)
+
+    async def _environment(self, mount: Mount, job: Job) -> Mapping[str, str]:
+        """That of the command. Raises CommandError."""
         environment = {
             **os.environ,
             "FANSTORE_MOUNT": str(mount.point),
             "FANSTORE_RANK": str(job.rank),
             "FANSTORE_SIZE": str(job.size),
         }
+        if self._settings.order == "hook" and self._control is not None:
+            environment |= hook_environment(self._control.path, environment)
+        elif self._settings.order == "hook":
+            log.warning("--order hook: without a control socket no program can report its order")
+        if not self._settings.preload and not self._settings.no_fuse:
+            return environment
         try:
-            code = await run_command(self._settings.command, environment, signals)
+            return environment | preloaded(await self._intercept(mount), environment)
+        except PreloadError as error:
+            raise CommandError(str(error), error.exit_code) from None
+
+    def _argv(self, mount: Mount) -> Sequence[str]:
+        """The command; what lies in a dataset without a mount is there for programs that are intercepted only."""
+        command = self._settings.command
+        points = {mount.point, self._settings.mountpoint}
+        within = "/" in command[0] and not points.isdisjoint(Path(os.path.abspath(command[0])).parents)
+        return ("env", *command) if within and not mount.is_fanstore else command
+
+    async def _run_command(self, mount: Mount, job: Job, ended: _Ended, signals: Signals) -> int:
+        try:
+            environment = await self._environment(mount, job)
+            code = await run_command(self._argv(mount), environment, signals)
         except CommandError as error:
             if job.size > 1:
                 # Not at the end as usual: the others end with our exit code as soon as they know it, and the launcher
                 # kills whoever has not said its last word when the first of them has ended.
                 log.error("%s", error)
                 error.told = True
+                self._dataset_use.leave()
             await self._reporting.give_account(job, hurried=True)
             job.tell_done(error.exit_code)
             raise
         if ended.event.is_set() and ended.error is None:
             log.warning("%s was unmounted while the command was running", mount.point)
-        await self._drain(job, signals)
+        await self._ending.drain(job, signals)
         await self._reporting.give_account(job, hurried=signals.seen)
         if signals.seen:
             return await self._end_together(job, code, signals)
@@ -465,8 +611,9 @@ class _Session:
             nursery.start_soon(log_one, signals, nursery.cancel_scope)
             nursery.start_soon(_cancel_after, ended.event, nursery.cancel_scope)
             nursery.start_soon(_cancel_after, job.ending, nursery.cancel_scope)
-        job.end_all()
-        await self._drain(job, signals)
+        if not self._supervised.is_orphan:
+            job.end_all()
+        await self._ending.drain(job, signals)
         await self._reporting.give_account(job, hurried=signals.seen)
         await self._reporting.wait_accounts(job, hurried=signals.seen)
         await self._end_together(job, 0, signals)
@@ -503,27 +650,20 @@ class _Session:
             )
         return code
 
-    async def _drain(self, job: Job, signals: Signals) -> None:
-        """Outputs go to where they are to stay; a signal ends the waiting, and leaves them on the local disk."""
-        if self._life is None:
-            return
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(log_one, signals, nursery.cancel_scope)
-            await self._life.drain(job)
-            nursery.cancel_scope.cancel()
-
-    async def _save(self, job: Job, signals: Signals, code: int) -> int:
-        """Nothing can be written any more: save what is left, and say what could not be."""
-        if self._life is None:
-            return code
-        await self._drain(job, signals)
-        return code if self._life.end(job) else code or 1
+    async def _tell_alone(self, job: Job) -> None:
+        await job.alone.wait()
+        self._supervised.tell(alone=True)
 
     async def _unmount(self, mount: Mount, ended: _Ended, leave: Callable[[], Never]) -> None:
         """Take the mount away and let the requests under way end; ``leave`` if they do not."""
         with trio.CancelScope(shield=True):
+            self._interception.end()
+            if not mount.is_fanstore:
+                ended.wanted.set()
+                await ended.event.wait()
+                return
             if self._engine is not None:
-                await self._engine.end_listing()
+                await self._engine.end_helpers()
             try:
                 busy = await trio.to_thread.run_sync(unmount_or_detach, mount)
             except MountError as error:
@@ -541,36 +681,26 @@ class _Session:
             if not ended.event.is_set():
                 leave()
 
-    def _leave(self, code: int) -> Never:
+    def _leave(self, code: int, job: Job) -> Never:
         """End at once: threads hang in reads that never return, and an orderly end would wait for them for ever."""
-        log.warning("reads that hang are left behind: the file system of %s does not answer", self._settings.prepared)
-        safe = self._life is None or self._life.is_safe()
-        code = self._reporting.code = code if safe else code or 1
-        self._reporting.settle()
+        log.warning("reads that hang are left behind: %s does not answer", self._settings.prepared)
+        code = self._reporting.code = self._ending.end_at_once(job, code)
+        self._reporting.take_last_figures()
         self._cleanup.close()
         logging.shutdown()
+        self._supervised.tell(ended=True)
         os._exit(code)
 
     def _log_summary(self) -> None:
         sources = self._statistics.totals().sources.items()
         served = ", ".join(f"{format_bytes(counters.bytes)} from {source}" for source, counters in sources)
-        log.info("unmounted %s; served %s", self._settings.mountpoint, served)
+        what = "end of" if self._settings.no_fuse else "unmounted"
+        log.info("%s %s; served %s", what, self._settings.mountpoint, served)
 
 
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _first_expected(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The FanstoreError in a group that holds nothing else; otherwise the group, which is a bug to be seen in full."""
-    expected, rest = group.split(FanstoreError)
-    if expected is None or rest is not None:
-        return group
-    leaf: BaseException = expected
-    while isinstance(leaf, BaseExceptionGroup):
-        leaf = leaf.exceptions[0]
-    return leaf
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

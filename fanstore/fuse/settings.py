@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fanstore import __version__
-from fanstore.core.job import Job
-from fanstore.core.reader import Verify
+from fanstore.dataset.sources import Verify
+from fanstore.errors import UsageError
 from fanstore.format.prepared import PreparedDataset
-from fanstore.fuse.processes import start_ticks
+from fanstore.format.storage import Storage
 from fanstore.fuse.reporting import Publishing
 from fanstore.fuse.writing import Writing
+from fanstore.job.job import Job
+from fanstore.prefetch.specification import Mode, Specification
+from fanstore.processes import start_ticks
 
 
 class EngineChoice(enum.StrEnum):
@@ -27,7 +30,7 @@ class EngineChoice(enum.StrEnum):
 class MountSettings:
     """What the user asked for; paths are absolute."""
 
-    prepared: Path
+    prepared: Storage
     mountpoint: Path
     local: Path | None  #: directory for staged partitions; None reads them where they are
     capacity_bytes: int | None  #: how much of its disk a node may use; None for all that is free
@@ -42,13 +45,21 @@ class MountSettings:
     command: tuple[str, ...]  #: run while mounted; empty waits for a signal or an unmount
     log_file: Path | None  #: for config.json: where the log is
     publishing: Publishing  #: report and metrics
+    success: tuple[Path, ...]  #: where it is to be said that all has ended well; ``STANDARD_OUTPUT`` for a line there
+    order: Mode | Path | Specification  #: what is known of the order in which programs read
+    preload: bool  #: the command is intercepted
+    no_fuse: bool = False  #: there is no mount: programs that are intercepted see the dataset, and nobody else
+    problem: UsageError | None = None  #: found already, so that this node cannot start; all nodes are told of it
 
 
-def describe(settings: MountSettings, prepared: PreparedDataset, job: Job, directory: Path | None) -> dict[str, object]:
-    """What config.json says."""
+def describe(
+    settings: MountSettings, prepared: PreparedDataset, job: Job, directory: Path | None, control: Path | None
+) -> dict[str, object]:
+    """What config.json says; ``control`` is the control socket."""
     return {
         "fanstore": __version__,
         "prepared": str(settings.prepared),
+        "storage": settings.prepared.words,
         "mountpoint": str(settings.mountpoint),
         "codec": prepared.manifest.codec,
         "partitions": len(prepared.manifest.partitions),
@@ -62,9 +73,19 @@ def describe(settings: MountSettings, prepared: PreparedDataset, job: Job, direc
         "allow_other": settings.allow_other,
         "output": None if settings.writing is None else str(settings.writing.output or "scratch"),
         "job_directory": None if directory is None else str(directory),
+        "mounted": not settings.no_fuse,
+        "control_socket": None if control is None else str(control),
+        "order": _order_text(settings.order),
         "log": None if settings.log_file is None else str(settings.log_file),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         # With the process number this names one process for ever; the number alone is used again.
         "start_ticks": start_ticks(os.getpid()),
     }
+
+
+def _order_text(order: Mode | Path | Specification) -> str:
+    if isinstance(order, Specification):
+        values = ",".join(f"{key}={value}" for key, value in order.values.items())
+        return f"{order.name}:{values}" if values else order.name
+    return str(order)

@@ -2,8 +2,8 @@
 
 Open MPI maps a file of 16 MiB per process in /dev/shm and leaves it there when the process is killed: memory that the
 node misses until it is restarted. Once every process has mapped the files of all others, their names are not needed any
-more; so they are made in a job directory (core/joblock.py), which is removed then. If we are killed before, the next
-daemon removes it. Other libraries do not look at the variable. Used by session.py.
+more; so they are made in a job directory (job/job_directory.py), which is removed then. If we are killed before, the
+next daemon removes it. Other libraries do not look at the variable. Used by session.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fanstore.core.joblock import JobDirectory
 from fanstore.errors import MountError
+from fanstore.job.job_directory import JobDirectory
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from fanstore.core.events import NOTABLE
 from fanstore.errors import FanstoreError
+from fanstore.telemetry.events import NOTABLE
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ open it, and refuse it if it is another one then.
 import time
 from dataclasses import dataclass
 
-from fanstore.core.control import ControlDirectory
+from fanstore.dataset.control import ControlDirectory
 from fanstore.ids import Inode
 
 #: Snapshots have inode numbers from here on; those of a dataset are below 2^32.

@@ -16,9 +16,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from fanstore.errors import CorruptDataError, UsageError
-from fanstore.format.codec import CHUNK_BYTES, decode_chunk
+from fanstore.format.codec import CHUNK_BYTES
+from fanstore.format.codec_table import CODECS
 from fanstore.format.index import Index
 from fanstore.format.prepared import PreparedDataset
+from fanstore.format.storage import StoredFile, is_address
 from fanstore.prep.sources import DirectorySource, Node, Source, TarSource, looks_like_directory
 from fanstore.prep.spool import compression_of
 from fanstore.progress import Progress
@@ -39,13 +41,17 @@ class Difference:
 
 
 @contextmanager
-def opened_sources(paths: Sequence[str]) -> Iterator[list[Source]]:
-    """The sources of a comparison: directories and plain tar files."""
+def opened_sources(paths: Sequence[str], dereference: bool = False) -> Iterator[list[Source]]:
+    """The sources of a comparison: directories, perhaps with their links followed, and plain tar files."""
     with ExitStack() as stack:
         sources: list[Source] = []
         for number, path in enumerate(paths):
+            if is_address(path):
+                raise UsageError(
+                    f"--against takes directories and tar files of this machine, and '{path}' is an address"
+                )
             if looks_like_directory(path):
-                source: Source = DirectorySource(path)
+                source: Source = DirectorySource(path, dereference)
             else:
                 compression = compression_of(path)
                 if compression is not None:
@@ -235,29 +241,30 @@ class _Comparison:
 
 
 class _Partitions:
-    """The partition files, opened when first needed. Any thread; ``_lock`` guards ``_fds``."""
+    """The partition files, opened when first needed. Any thread; ``_lock`` guards ``_files``."""
 
     def __init__(self, prepared: PreparedDataset) -> None:
         self._prepared = prepared
-        self._fds: dict[int, int] = {}
+        self._files: dict[int, StoredFile] = {}
         self._lock = threading.Lock()
 
     def chunk(self, entry: int, number: int) -> bytes:
         """Decoded content of one chunk."""
         index = self._prepared.index
         chunk = index.chunk(entry, number)
-        stored = _read(self._fd(chunk.partition), chunk.offset, chunk.stored_bytes)
-        return decode_chunk(index.codec[entry], stored, chunk.content_bytes, chunk.first)
+        stored = self._file(chunk.partition).read(chunk.offset, chunk.stored_bytes)
+        return CODECS[index.codec[entry]].decode_chunk(stored, chunk.content_bytes, chunk.first)
 
-    def _fd(self, partition: int) -> int:
+    def _file(self, partition: int) -> StoredFile:
         with self._lock:
-            if partition not in self._fds:
-                self._fds[partition] = os.open(self._prepared.partition_path(partition), os.O_RDONLY | os.O_CLOEXEC)
-            return self._fds[partition]
+            if partition not in self._files:
+                name = self._prepared.manifest.partitions[partition].file
+                self._files[partition] = self._prepared.storage.open(name)
+            return self._files[partition]
 
     def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
+        for file in self._files.values():
+            file.close()
 
 
 @contextmanager
@@ -269,7 +276,7 @@ def _opened(source: Source, path: bytes) -> Iterator[int]:
     parent, _, name = path.rpartition(b"/")
     directory = source.open_directory(parent)
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        fd = os.open(name, os.O_RDONLY | source.nofollow | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     finally:
         os.close(directory)
     try:

@@ -17,21 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fanstore.errors import FanstoreError, OutputError, UsageError
-from fanstore.format.codec import HC_LEVEL
+from fanstore.format.codec_table import parse_compression
 from fanstore.format.indexwriter import write_index
 from fanstore.format.manifest import INDEX_FILE, MANIFEST_FILE, Manifest
+from fanstore.format.storage import is_address
+from fanstore.paths import Role, Used, is_prepared, refuse_overlaps
 from fanstore.prep.assemble import Assembled, PartitionName, assemble
-from fanstore.prep.chooser import Choice, choose_codec
+from fanstore.prep.chooser import choose_codec
 from fanstore.prep.inplace import checksum_tars, plan_in_place
-from fanstore.prep.outdir import OutputDirectory
+from fanstore.prep.outdir import OutputDirectory, Sink
+from fanstore.prep.outobjects import OutputObjects
 from fanstore.prep.pack import Packed, Packing
 from fanstore.prep.plan import Limits, PartitionPlan, has_content, make_plan
-from fanstore.prep.scan import Scan, scan
+from fanstore.prep.scan import Scan, links_that_leave, scan
 from fanstore.prep.sources import DirectorySource, Source, TarSource, looks_like_directory
-from fanstore.prep.spool import compression_of, decompress
+from fanstore.prep.spool import compression_of, expand, spool
 from fanstore.prep.table import Table
 from fanstore.progress import Progress
 from fanstore.transport.ranks import Ranks
+from fanstore.units import format_count, format_path
 
 #: Told to the other ranks instead of work when rank 0 could not even begin.
 _NO_WORK = "no work"
@@ -39,7 +43,10 @@ _NO_WORK = "no work"
 _ABORT_DELAY_S = 5.0
 #: Exit code of ranks that are ended because another one was interrupted.
 EXIT_ABORTED = 130
-LEVELS = {"none": 0, "lz4": 1, "lz4hc": HC_LEVEL}
+
+
+#: A directory, or objects: contexts with the same attributes.
+Output = OutputDirectory | OutputObjects
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,12 @@ class Request:
     sources: Sequence[str]
     out: str
     limits: Limits
-    codec: str  #: none, lz4, lz4hc or auto
+    codec: str  #: as in codec_table.py, or auto
     jobs: int
     index_only: bool = False
+    dereference: bool = False  #: pack what symbolic links of directories point to
     force: bool = False
+    force_pack: bool = False  #: also a source that is a prepared dataset
     quiet: bool = False
 
 
@@ -61,7 +70,6 @@ class Outcome:
     """What was prepared. ``problems``: path and reason of every file that is not in the dataset."""
 
     manifest: Manifest
-    choice: Choice | None
     skipped: int
     problems: list[tuple[bytes, str]]
 
@@ -73,9 +81,10 @@ class _Work:
     table: Table
     plans: list[PartitionPlan]
     sources: list[tuple[str, str, bool]]  #: path, label, is it a tar
-    level: int
+    dereference: bool
+    codec: str
     jobs: int
-    directory: Path
+    sink: Sink
     index_only: bool
 
 
@@ -135,8 +144,10 @@ def _lead(request: Request, ranks: Ranks, note: Callable[[str], None]) -> Outcom
     """What rank 0 does."""
     with contextlib.ExitStack() as stack:
         try:
-            out = stack.enter_context(OutputDirectory(request.out, request.force))
-            sources, found, choice, work = _plan(request, out, stack, note)
+            _refuse_senseless(request)
+            out = _output(request)
+            stack.enter_context(out)
+            sources, found, work = _plan(request, out, stack, note)
         except FanstoreError:
             ranks.broadcast(_NO_WORK)
             raise
@@ -145,49 +156,63 @@ def _lead(request: Request, ranks: Ranks, note: Callable[[str], None]) -> Outcom
         for source in sources:
             if isinstance(source, TarSource):
                 source.check_unchanged()
-        manifest = _write(out, assembled, choice.codec if choice is not None else request.codec)
+        manifest = _write(out, assembled, work.codec, request.limits.shuffle)
         _remove_spools(sources, out)
         out.publish()
-        return Outcome(manifest, choice, found.skipped, found.problems + assembled.problems)
+        return Outcome(manifest, found.skipped, found.problems + assembled.problems)
+
+
+def _output(request: Request) -> Output:
+    return (OutputObjects if is_address(request.out) else OutputDirectory)(request.out, request.force)
 
 
 def _plan(
-    request: Request, out: OutputDirectory, stack: contextlib.ExitStack, note: Callable[[str], None]
-) -> tuple[list[Source], Scan, Choice | None, _Work]:
-    _refuse_nested(request, out)
+    request: Request, out: Output, stack: contextlib.ExitStack, note: Callable[[str], None]
+) -> tuple[list[Source], Scan, _Work]:
     sources = _open_sources(request, out, stack, note)
     found = _scan(sources, request, note)
-    choice = choose_codec(found.table, sources) if request.codec == "auto" else None
-    if choice is not None:
-        note(f"codec auto: {choice.codec}, because {choice.reason}")
+    if os.fsencode(out.path.name) in found.table.names.tobytes():  # a link has led there
+        raise UsageError(f"the dataset '{out.final}' would lie inside a directory that is packed; put it elsewhere")
+    codec = request.codec
+    if codec == "auto":
+        codec, reason = choose_codec(found.table, sources)
+        note(f"codec auto: {codec}, because {reason}")
     plans = plan_in_place(found.table, sources) if request.index_only else make_plan(found.table, request.limits)
     specs = [
         (source.path if isinstance(source, TarSource) else source.label, source.label, source.is_tar)
         for source in sources
     ]
-    level = LEVELS[choice.codec if choice is not None else request.codec]
-    return sources, found, choice, _Work(found.table, plans, specs, level, request.jobs, out.path, request.index_only)
+    work = _Work(found.table, plans, specs, request.dereference, codec, request.jobs, out.sink, request.index_only)
+    return sources, found, work
 
 
-def _refuse_nested(request: Request, out: OutputDirectory) -> None:
-    """A dataset inside its own source would be packed into itself."""
-    target = os.path.realpath(out.final.parent)
-    for source in request.sources:
-        root = os.path.realpath(source)
-        if os.path.isdir(root) and (target == root or target.startswith(root.rstrip("/") + "/")):
-            raise UsageError(f"the dataset '{out.final}' would lie inside the source '{source}'; put it elsewhere")
+def _refuse_senseless(request: Request) -> None:
+    """Refuse paths that get in each other's way, and a source that is prepared already."""
+    if request.index_only and is_address(request.out):
+        raise UsageError(
+            "--index-only leaves the tar files where they are, so that OUT must be a directory beside them"
+        )
+    sources = [Path(source) for source in request.sources if not is_address(source)]
+    out = [] if is_address(request.out) else [Used(Role.OUT, Path(request.out))]
+    refuse_overlaps([*out, *(Used(Role.SOURCE, source) for source in sources)])
+    for source in sources:
+        if is_prepared(source) and not request.force_pack:
+            raise UsageError(
+                f"'{source}' is a prepared dataset already: mount it with 'fanstore-mount {source} MOUNTPOINT'; to "
+                "pack its tar files into another dataset as they are, use --force-pack"
+            )
 
 
 def _open_sources(
-    request: Request, out: OutputDirectory, stack: contextlib.ExitStack, note: Callable[[str], None]
+    request: Request, out: Output, stack: contextlib.ExitStack, note: Callable[[str], None]
 ) -> list[Source]:
     sources: list[Source] = []
-    for number, path in enumerate(request.sources):
+    for number, path in enumerate(expand(request.sources)):
         source: Source
-        if looks_like_directory(path):
+        if not is_address(path) and looks_like_directory(path):
             if request.index_only:
                 raise UsageError(f"--index-only takes tar files, and '{path}' is a directory; leave the option out")
-            source = DirectorySource(path)
+            source = DirectorySource(path, request.dereference)
         else:
             source = _open_tar(request, path, number, out, note)
         stack.callback(source.close)
@@ -198,20 +223,27 @@ def _open_sources(
     return sources
 
 
-def _open_tar(request: Request, path: str, number: int, out: OutputDirectory, note: Callable[[str], None]) -> TarSource:
-    compression = compression_of(path)
-    if compression is None:
-        return TarSource(os.path.abspath(path), path)
-    if request.index_only:
-        raise UsageError(f"--index-only needs plain tar files, and '{path}' is compressed with {compression}")
-    note(f"unpacking '{path}' ({compression}) to a temporary file beside the dataset")
+def _open_tar(request: Request, path: str, number: int, out: Output, note: Callable[[str], None]) -> TarSource:
+    if is_address(path):
+        if request.index_only:
+            raise UsageError(f"--index-only takes tar files of this machine, and '{path}' is an address")
+        what = "fetching"
+        note(f"fetching '{path}' to a temporary file in '{out.path.parent}'")
+    else:
+        compression = compression_of(path)
+        if compression is None:
+            return TarSource(os.path.abspath(path), path)
+        if request.index_only:
+            raise UsageError(f"--index-only needs plain tar files, and '{path}' is compressed with {compression}")
+        what = "unpacking"
+        note(f"unpacking '{path}' ({compression}) to a temporary file beside the dataset")
     plain = out.path / f"spool-{number:05d}.tar"
-    with Progress.counting("unpacking", "bytes", quiet=request.quiet) as progress:
-        decompress(path, compression, plain, progress.set_count)
+    with Progress.counting(what, "bytes", quiet=request.quiet) as progress:
+        spool(path, plain, progress.set_count)
     return TarSource(os.fspath(plain), path)
 
 
-def _remove_spools(sources: Sequence[Source], out: OutputDirectory) -> None:
+def _remove_spools(sources: Sequence[Source], out: Output) -> None:
     for source in sources:
         if isinstance(source, TarSource) and Path(source.path).parent == out.path:
             os.unlink(source.path)
@@ -226,6 +258,13 @@ def _scan(sources: Sequence[Source], request: Request, note: Callable[[str], Non
     if len(found.table) == 1 and not found.problems:
         note("warning: the sources are empty")
     note(f"found {files:,} files in {len(found.table):,} entries")
+    if leaving := links_that_leave(found.table):
+        first = leaving[0]
+        example = f"{format_path(found.table.path(first))} to {format_path(found.table.link_target(first))}"
+        note(
+            f"warning: {format_count(len(leaving), 'symbolic link')} out of the source will lead nowhere in the mount, "
+            f"or to something else, such as {example}; --dereference packs what links in directories point to"
+        )
     return found
 
 
@@ -235,10 +274,11 @@ def _help(ranks: Ranks) -> None:
     if isinstance(work, str):
         return
     with contextlib.ExitStack() as stack:
+        stack.callback(work.sink.close)
         sources: list[Source] = []
         try:
             for path, label, is_tar in work.sources:
-                source: Source = TarSource(path, label) if is_tar else DirectorySource(path)
+                source: Source = TarSource(path, label) if is_tar else DirectorySource(path, work.dereference)
                 stack.callback(source.close)
                 sources.append(source)
         except FanstoreError as error:
@@ -304,14 +344,8 @@ def _pack(
     plans = _own_plans(work, ranks)
     if work.index_only:
         return checksum_tars(work.table, sources, plans, work.jobs, report, tick)
-    packing = Packing(
-        work.table, sources, plans, lambda number: work.directory / _part_name(number), work.level, work.jobs, report
-    )
-    return packing.run(tick)
-
-
-def _part_name(number: int) -> str:
-    return f"part-{number:05d}.tar"
+    compression = parse_compression(work.codec)
+    return Packing(work.table, sources, plans, work.sink, compression, work.jobs, report).run(tick)
 
 
 def _combine(work: _Work, sources: Sequence[Source], shares: list[_Share]) -> Assembled:
@@ -323,11 +357,11 @@ def _combine(work: _Work, sources: Sequence[Source], shares: list[_Share]) -> As
             PartitionName(source.path, True, source.entries) for source in sources if isinstance(source, TarSource)
         ]
     else:
-        names = [PartitionName(_part_name(number), False, None) for number in range(len(work.plans))]
+        names = [PartitionName(work.sink.name(number), False, None) for number in range(len(work.plans))]
     return assemble(work.table, work.plans, names, [share.packed for share in shares if share.packed is not None])
 
 
-def _write(out: OutputDirectory, assembled: Assembled, codec: str) -> Manifest:
+def _write(out: Output, assembled: Assembled, codec: str, shuffle: int | None) -> Manifest:
     try:
         with open(out.path / INDEX_FILE, "xb") as file:
             length, checksum = write_index(file, assembled.columns)
@@ -340,6 +374,7 @@ def _write(out: OutputDirectory, assembled: Assembled, codec: str) -> Manifest:
             index_checksum=checksum,
             totals=assembled.totals,
             partitions=assembled.partitions,
+            shuffle=shuffle,
         )
         with open(out.path / MANIFEST_FILE, "x", encoding="utf-8") as text:
             text.write(manifest.dumps())

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from fanstore import _native
 from fanstore.format.checksum import of_chunks, xxh3_64
-from fanstore.format.codec import CHUNK_BYTES, Codec, encode_frame
+from fanstore.format.codec import CHUNK_BYTES, NONE
+from fanstore.format.codec_table import UNCOMPRESSED, Compression
 from fanstore.format.index import CHUNK_RECORD
 from fanstore.format.tarshard import clamp_mtime_ns
 from fanstore.prep.sources import DirectorySource, Source
@@ -31,7 +32,7 @@ class GiantResult:
     """As a row of Packed.results, with the file's chunk records."""
 
     status: int
-    codec: int = Codec.NONE
+    codec: int = NONE.number
     offset: int = 0
     stored: int = 0
     checksum: int = 0
@@ -101,7 +102,7 @@ def pack_giant(
     table: Table,
     sources: Sequence[Source],
     entry: int,
-    level: int,
+    compression: Compression,
     writer: PartitionWriter,
     stop: threading.Event,
     report: Callable[[int, int], None],
@@ -121,12 +122,12 @@ def pack_giant(
     try:
         origin.check()
         result = None
-        if level and not table.plain[entry]:
-            result = _stream(table, entry, origin, level, writer, stop)
+        if compression.codec is not NONE and not table.plain[entry]:
+            result = _stream(table, entry, origin, compression, writer, stop)
             writer.hasher = None  # its header was written after its content
         if result is None:
             writer.hasher = hasher.copy() if hasher is not None else None
-            result = _stream(table, entry, origin, 0, writer, stop)
+            result = _stream(table, entry, origin, UNCOMPRESSED, writer, stop)
             assert result is not None
         origin.check()
     except _Failed as failed:
@@ -155,17 +156,17 @@ def _open(table: Table, sources: Sequence[Source], entry: int, report: Callable[
         return _Origin(source.fd, int(table.origin[entry]), size, None, report)
     directory = source.open_directory(table.path(int(table.parent[entry])))
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDONLY | source.nofollow | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(table.name(entry), flags, dir_fd=directory)
     finally:
         os.close(directory)
     return _Origin(fd, 0, size, int(table.mtime[entry]), report)
 
 
-def _header(table: Table, entry: int, level: int, stored: int, largest: int) -> bytes:
+def _header(table: Table, entry: int, suffix: bytes, stored: int, largest: int) -> bytes:
     """The tar header; as long for every ``stored`` up to ``largest``, so that it can be written after the content."""
     return _native.tar_file_header(
-        table.path(entry) + (b".lz4" if level else b""),
+        table.path(entry) + suffix,
         int(table.mode[entry]),
         int(table.uid[entry]),
         int(table.gid[entry]),
@@ -176,34 +177,40 @@ def _header(table: Table, entry: int, level: int, stored: int, largest: int) -> 
 
 
 def _stream(
-    table: Table, entry: int, origin: _Origin, level: int, writer: PartitionWriter, stop: threading.Event
+    table: Table,
+    entry: int,
+    origin: _Origin,
+    compression: Compression,
+    writer: PartitionWriter,
+    stop: threading.Event,
 ) -> GiantResult | None:
     """Write header and content at the writer's position; None if compression does not make it shorter."""
     size = origin.size
+    codec = compression.codec
     # What an earlier attempt left behind the end must not show through holes.
     os.ftruncate(writer.fd, writer.position)
-    offset = writer.position + len(_header(table, entry, level, size, size))
-    if not level:
-        head = _header(table, entry, level, size, size)
+    offset = writer.position + len(_header(table, entry, codec.suffix, size, size))
+    if codec is NONE:
+        head = _header(table, entry, codec.suffix, size, size)
         writer.stream(memoryview(head), writer.position)
         if writer.hasher is not None:
             writer.hasher.update(head)
     records: list[tuple[int, int]] = []
     stored = 0
     pieces: Iterator[memoryview] | Iterator[bytes] = origin.chunks(stop)
-    if level:
-        pieces = encode_frame(origin.chunks(stop), size, level)
+    if codec.encode is not None:
+        pieces = codec.encode(origin.chunks(stop), size, compression.level)
     for piece in pieces:
         records.append((stored, xxh3_64(piece)))
-        if not level and writer.hasher is not None:
+        if codec is NONE and writer.hasher is not None:
             writer.hasher.update(piece)
         if not _native.all_zero(piece):
             writer.stream(memoryview(piece), offset + stored)
         stored += len(piece)
-        if level and stored >= size:
+        if codec is not NONE and stored >= size:
             return None
-    if level:
-        writer.stream(memoryview(_header(table, entry, level, stored, size)), writer.position)
+    if codec is not NONE:
+        writer.stream(memoryview(_header(table, entry, codec.suffix, stored, size)), writer.position)
     chunks = np.array(records, CHUNK_RECORD)
-    codec = Codec.LZ4 if level else Codec.NONE
-    return GiantResult(0, codec, offset, stored, of_chunks(int(value) for value in chunks["checksum"]), chunks)
+    checksum = of_chunks(int(value) for value in chunks["checksum"])
+    return GiantResult(0, codec.number, offset, stored, checksum, chunks)

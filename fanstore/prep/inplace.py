@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fanstore.errors import SourceError
 from fanstore.format.checksum import EMPTY, Hasher, of_chunks
-from fanstore.format.codec import CHUNK_BYTES, Codec
+from fanstore.format.codec import CHUNK_BYTES, NONE
 from fanstore.format.index import CHUNK_RECORD
 from fanstore.prep.pack import PACKED, Packed
 from fanstore.prep.plan import PartitionPlan, has_content
@@ -122,7 +122,7 @@ def _checksum_tar(
         size = int(table.size[entry])
         parts = sums[row]
         checksum = EMPTY if not parts else parts[0] if len(parts) == 1 else of_chunks(parts)
-        results[row] = (0, Codec.NONE, int(table.origin[entry]), size, checksum)
+        results[row] = (0, NONE.number, int(table.origin[entry]), size, checksum)
         if len(parts) > 1:
             chunks[int(entry)] = np.array(
                 [(number * CHUNK_BYTES, value) for number, value in enumerate(parts)], CHUNK_RECORD

@@ -2,54 +2,107 @@
 
 ``.NAME.partial-XXXXXXXX`` beside the real name holds everything; a flock on it tells a run at work from one that was
 killed, whose remains the next run for the same name removes.
+
+A dataset that is replaced is moved aside, to ``.NAME.replaced-XXXXXXXX``, then the new one gets its name. Not exchanged
+in one step: only while the name leads nowhere can no mount begin to use what is about to go (format/users.py). A run
+that was killed in between is undone by the next run.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from fanstore.errors import OutputError, UsageError
+from fanstore.format import users
 from fanstore.format.manifest import MANIFEST_FILE
+from fanstore.format.users import DatasetUser
 
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
+
+class Sink:
+    """Where the ranks of a job write partitions; goes from rank 0 to the others. Any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def name(self, number: int) -> str:
+        """The name of a partition."""
+        return f"part-{number:05d}.tar"
+
+    def path(self, number: int) -> Path:
+        """The file to write it to."""
+        return self._directory / self.name(number)
+
+    def finished(self, number: int) -> None:
+        """It is complete, and on the disk. Raises OutputError."""
+
+    def close(self) -> None:
+        """This rank writes no more."""
 
 
 class OutputDirectory:
     """A context: entered, ``path`` is an empty directory; left without publish(), nothing remains.
 
     Attributes:
-        final: the name the user asked for. path: where to write meanwhile.
+        final: the name the user asked for. path: where to write meanwhile. sink: for partitions.
     """
 
     def __init__(self, final: str, force: bool) -> None:
         self.final = Path(os.path.abspath(final))
         self._force = force
-        self.path = self.final.with_name(f".{self.final.name}.partial-{os.urandom(4).hex()}")
+        self._tag = os.urandom(4).hex()
+        self.path = self.final.with_name(f".{self.final.name}.partial-{self._tag}")
+        self.sink = Sink(self.path)
         self._lock = -1
 
     def check(self) -> None:
         """Refuse what cannot work, before any work is done."""
         if not self.final.name:
             raise UsageError(f"'{self.final}' cannot be the name of a dataset")
-        if not self.final.parent.is_dir():
-            raise OutputError(f"the directory '{self.final.parent}' for the dataset does not exist")
-        if not os.path.lexists(self.final):
-            return
+        try:
+            os.stat(f"{self.final.parent}/.")
+            self._restore()
+            if os.path.lexists(self.final):
+                self._check_old()
+                if found := self._users():
+                    raise self._in_use(found, "unmount it, or prepare under another name")
+        except (FileNotFoundError, NotADirectoryError):
+            raise OutputError(f"the directory '{self.final.parent}' for the dataset does not exist") from None
+        except OSError as error:
+            raise OutputError(f"cannot use '{self.final}': {error.strerror}") from error
+
+    def _check_old(self) -> None:
+        """Refuse to replace what is there, if it is not what --force is for."""
         if not self._force:
             raise OutputError(f"'{self.final}' exists already; use --force to replace it")
         if not self._replaceable():
             raise OutputError(
                 f"'{self.final}' is not a prepared dataset, so --force does not replace it; remove it yourself"
             )
+
+    def _users(self) -> list[DatasetUser]:
+        try:
+            return users.users_of(self.final)
+        except OSError as error:
+            raise OutputError(
+                f"cannot see who uses '{self.final}': {error.strerror}; prepare under another name"
+            ) from error
+
+    def _in_use(self, found: list[DatasetUser], advice: str) -> OutputError:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        note = self.final / users.USERS_DIRECTORY / found[0].file
+        return OutputError(
+            f"'{self.final}' is in use and was not replaced: {found[0]}{more}; {advice} (a job that was killed counts "
+            f"for {users.STALE_S / 60:.0f} minutes, unless you remove '{note}')"
+        )
 
     def _replaceable(self) -> bool:
         if self.final.is_symlink() or not self.final.is_dir():
@@ -78,29 +131,84 @@ class OutputDirectory:
 
     def _sweep(self) -> None:
         """Remove what killed runs for the same name have left."""
-        for remains in self.final.parent.glob(f".{_escape(self.final.name)}.partial-*"):
+        for kind in ("partial", users.MOVED_ASIDE):
+            for remains in self._left(kind):
+                _remove(remains)
+
+    def _restore(self) -> None:
+        """Give a dataset its name again that a killed run has moved aside and not replaced."""
+        for remains in self._left(users.MOVED_ASIDE):
+            if os.path.lexists(self.final):
+                return
+            try:
+                os.rename(remains, self.final)
+            except OSError as error:
+                raise OutputError(f"cannot rename '{remains}' to '{self.final}': {error.strerror}") from error
+
+    def _left(self, kind: str) -> Iterator[Path]:
+        """What killed runs for the same name have left; locked while it is looked at."""
+        for remains in self.final.parent.glob(f".{_escape(self.final.name)}.{kind}-*"):
             try:
                 fd = os.open(remains, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:
                 continue  # not a directory of ours, or gone
             try:
                 if os.fstat(fd).st_uid == os.getuid() and _try_lock(fd):
-                    _remove(remains)
+                    yield remains
             finally:
                 os.close(fd)
 
     def publish(self) -> None:
-        """Give the complete directory its real name; a dataset that is replaced is removed afterwards."""
+        """Give the complete directory its real name; a dataset that is replaced is removed afterwards.
+
+        OutputError if somebody began to use it meanwhile: then it stays, and the new one is kept under another name.
+        """
         try:
+            with contextlib.suppress(OSError):  # a file system without modes: then mounts cannot register
+                users.make_directory(self._lock)
             _sync(self.path)
             if os.path.lexists(self.final):
-                self.check()
-                _exchange(self.path, self.final)
+                self._check_old()
+                if found := self._replace():
+                    raise self._in_use(found, f"unmount it, then replace it with the new dataset, '{self._keep()}'")
             else:
                 os.rename(self.path, self.final)
             _sync(self.final.parent)
         except OSError as error:
             raise OutputError(f"cannot give the dataset its name '{self.final}': {error.strerror}") from error
+
+    def _replace(self) -> list[DatasetUser]:
+        """Put the new dataset in the place of the old one, which gets the temporary name; nothing if it has users."""
+        aside = self.final.with_name(f".{self.final.name}.{users.MOVED_ASIDE}-{self._tag}")
+        old = os.open(self.final, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _try_lock(old)  # nobody takes it for what a killed run left
+            found = users.close(self.final)
+            if found:
+                return found
+            try:
+                os.rename(self.final, aside)
+                found = users.close(aside)  # again: who found no directory to register in may have made one
+                if not found:
+                    os.rename(self.path, self.final)
+            finally:
+                if os.path.lexists(self.path):  # the new one has not got its place: all as it was
+                    with contextlib.suppress(OSError):
+                        users.make_directory(old)
+                    if os.path.lexists(aside):
+                        os.rename(aside, self.final)
+            if not found:
+                os.rename(aside, self.path)
+            return found
+        finally:
+            os.close(old)
+
+    def _keep(self) -> Path:
+        """Give the new dataset another name, since the one that it was made for is not free."""
+        name = f"{self.final.name}.new"
+        kept = self.final.with_name(name if not os.path.lexists(self.final.with_name(name)) else f"{name}-{self._tag}")
+        os.rename(self.path, kept)
+        return kept
 
 
 def _escape(name: str) -> str:
@@ -123,21 +231,6 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Swap two directories in one step, so that the name is never missing; two steps where the kernel cannot."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    swapped = libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE)
-    if swapped == 0:
-        return
-    code = ctypes.get_errno()
-    if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        raise OSError(code, os.strerror(code))
-    aside = new.with_name(new.name + "-old")
-    os.rename(old, aside)
-    os.rename(new, old)
-    os.rename(aside, new)
 
 
 def _remove(path: Path) -> None:

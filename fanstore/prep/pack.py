@@ -1,9 +1,9 @@
 """Packs partitions: batches in parallel, written in order.
 
 Every worker thread takes the next batch of some partition, has C read, compress and checksum it into a buffer of its
-own (native/pack.c, no GIL held), waits for its turn to learn its position in the file, and writes it there. A thread
-waits only for batches before its own, and those were taken earlier, so nobody waits in a circle. Files too large for a
-buffer are streamed by giant.py while they hold the turn.
+own (native/prep/pack.c, no GIL held), waits for its turn to learn its position in the file, and writes it there. A
+thread waits only for batches before its own, and those were taken earlier, so nobody waits in a circle. Files too large
+for a buffer are streamed by giant.py while they hold the turn.
 
 Threads: the caller's thread runs Packing.run and nothing else; workers share PartitionWriter (its lock), the scheduler
 (Packing._lock) and disjoint rows of the result arrays (no lock).
@@ -16,22 +16,23 @@ import mmap
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from fanstore import _native
 from fanstore.errors import OutputError
-from fanstore.format.codec import CHUNK_BYTES
+from fanstore.format.codec import CHUNK_BYTES, NONE
+from fanstore.format.codec_table import Compression
 from fanstore.format.index import CHUNK_RECORD
 from fanstore.prep.giant import pack_giant
+from fanstore.prep.outdir import Sink
 from fanstore.prep.plan import PartitionPlan, has_content, member_bounds
 from fanstore.prep.sources import Source
 from fanstore.prep.table import Table
 from fanstore.prep.writer import BLOCK_BYTES, PartitionWriter, Stopped
 
-#: The layout of struct fsx_packed in native/pack.h.
+#: The layout of struct fsx_packed in native/prep/pack.h.
 PACKED = np.dtype([("status", "<i4"), ("codec", "<u4"), ("offset", "<u8"), ("stored", "<u8"), ("checksum", "<u8")])
 #: Files up to this size are packed in memory; with many jobs less, so that all buffers together stay below 512 MiB.
 BUFFERED_FILE_BYTES = 64 << 20
@@ -44,7 +45,7 @@ class Packed:
     """What became of the entries of some partitions. ``entries`` says which rows the columns speak of."""
 
     entries: npt.NDArray[np.uint32]
-    results: npt.NDArray[np.void]  #: PACKED; offset is in the partition, status as in native/pack.h
+    results: npt.NDArray[np.void]  #: PACKED; offset is in the partition, status as in native/prep/pack.h
     chunks: dict[int, npt.NDArray[np.void]]  #: entry → records, of files of several chunks
     partitions: dict[int, tuple[int, int]]  #: partition number → bytes and checksum
 
@@ -69,22 +70,24 @@ class Packing:
         table: Table,
         sources: Sequence[Source],
         plans: dict[int, PartitionPlan],
-        path_of: Callable[[int], Path],
-        level: int,
+        sink: Sink,
+        compression: Compression,
         jobs: int,
         report: Callable[[int, int], None],
     ) -> None:
-        """``level``: 0 plain, 1 LZ4, more LZ4 HC. ``report`` gets bytes and files as they are done, from any thread."""
+        """``report`` gets bytes and files as they are done, from any thread."""
         self._table = table
         self._sources = sources
-        self._level = level
+        self._compression = compression
         self._jobs_wanted = jobs
         self._report = report
-        self._packer = _native.Packer(table.columns(), [(source.fd, source.is_tar) for source in sources])
+        self._packer = _native.Packer(
+            table.columns(), [(source.fd, source.is_tar, source.dereference) for source in sources]
+        )
         self._bound = member_bounds(table)
         self._has_content = has_content(table)
         self._plans = plans
-        self._path_of = path_of
+        self._sink = sink
         self._buffered_bytes = min(BUFFERED_FILE_BYTES, max(CHUNK_BYTES, ALL_BUFFERS_BYTES // (4 * jobs)))
         entries = np.concatenate([plan.order for plan in plans.values()]) if plans else np.zeros(0, np.uint32)
         self._result = Packed(entries, np.zeros(len(entries), PACKED), {}, {})
@@ -104,7 +107,8 @@ class Packing:
         for number, plan in self._plans.items():
             if len(plan.order) == 0:  # more partitions asked for than there are files
                 self._waiting.remove(number)
-                self._result.partitions[number] = PartitionWriter.create(self._path_of(number)).finish()
+                self._result.partitions[number] = PartitionWriter.create(self._sink.path(number)).finish()
+                self._sink.finished(number)
         threads = [threading.Thread(target=self._work, name=f"pack-{n}", daemon=True) for n in range(self._jobs_wanted)]
         for thread in threads:
             thread.start()
@@ -150,7 +154,7 @@ class Packing:
             return job, number
 
     def _open_job(self, number: int) -> _Job:
-        job = _Job(number, self._plans[number], PartitionWriter.create(self._path_of(number)))
+        job = _Job(number, self._plans[number], PartitionWriter.create(self._sink.path(number)))
         self._jobs.append(job)
         return job
 
@@ -186,6 +190,7 @@ class Packing:
             last = job.done == len(job.plan.batches)
         if last:
             outcome = job.writer.finish()
+            self._sink.finished(job.number)
             with self._lock:
                 self._result.partitions[job.number] = outcome
                 self._jobs.remove(job)
@@ -201,11 +206,14 @@ class Packing:
         if largest > self._buffered_bytes:
             self._pack_giant(job, number, order, results, buffers)
             return
+        codec = self._compression.codec
         out = buffers.out(BLOCK_BYTES + int(self._bound[order].sum()))
-        scratch = buffers.scratch(_native.pack_scratch(largest) if self._level else mmap.PAGESIZE)
+        scratch = buffers.scratch(_native.pack_scratch(largest) if codec is not NONE else mmap.PAGESIZE)
         several = content[content > CHUNK_BYTES].astype(np.int64)
         chunks = np.zeros(int(((several + CHUNK_BYTES - 1) // CHUNK_BYTES).sum()) + 1, CHUNK_RECORD)
-        used, _ = self._packer.pack(order, self._level, memoryview(out)[BLOCK_BYTES:], scratch, results, chunks)
+        used, _ = self._packer.pack(
+            order, codec.number, self._compression.level, memoryview(out)[BLOCK_BYTES:], scratch, results, chunks
+        )
         self._keep_chunks(order, results, chunks)
         job.writer.wait_turn(number, self.stop)
         position = job.writer.append(out, used)
@@ -223,10 +231,10 @@ class Packing:
         """A batch of one large file, and of the further names that it may have."""
         entry, links = int(order[0]), order[1:]
         out, scratch = buffers.out(int(self._bound[links].sum())), buffers.scratch(mmap.PAGESIZE)
-        used, _ = self._packer.pack(links, 0, out, scratch, results[1:], np.zeros(1, CHUNK_RECORD))
+        used, _ = self._packer.pack(links, NONE.number, 0, out, scratch, results[1:], np.zeros(1, CHUNK_RECORD))
         job.writer.wait_turn(number, self.stop)
         outcome = pack_giant(
-            self._table, self._sources, entry, self._level, job.writer, self.stop, self._report, bytes(out[:used])
+            self._table, self._sources, entry, self._compression, job.writer, self.stop, self._report, bytes(out[:used])
         )
         results[0] = (outcome.status, outcome.codec, outcome.offset, outcome.stored, outcome.checksum)
         if outcome.status == 0:

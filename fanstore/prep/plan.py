@@ -1,7 +1,7 @@
 """Decides which entries go to which partition, and in which batches they are packed. Pure arithmetic on the table.
 
-The order of members keeps a directory's files together; a further hard link follows its first name; directories come
-at the very end, children before parents (docs/format.md, *Partitions*, says why).
+The order of members keeps a directory's files together, unless it is to be shuffled; a further hard link follows its
+first name; directories come at the very end, children before parents (docs/format.md, *Partitions*, says why).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fanstore.errors import UsageError
+from fanstore.order.streams import Purpose, permutation
 from fanstore.prep.table import Table
 
 #: One batch is packed in memory and written with one call. Processor time for 107 KB files: 4 MiB 0.51 s, 2 MiB 0.54 s,
@@ -43,6 +44,7 @@ class Limits:
     partition_bytes: int
     partitions: int | None
     everywhere: Sequence[str]
+    shuffle: int | None = None  #: a seed: files in random order instead of the order of names
 
 
 def has_content(table: Table) -> npt.NDArray[np.bool_]:
@@ -63,7 +65,8 @@ def make_plan(table: Table, limits: Limits) -> list[PartitionPlan]:
     entries = np.arange(len(table), dtype=np.uint32)
     is_directory = table.is_type(stat.S_IFDIR)
     # Sorted by (inode, entry), a hard link comes right after its first name.
-    order = np.lexsort((entries, table.inode)).astype(np.uint32)
+    place = entries if limits.shuffle is None else permutation(limits.shuffle, Purpose.PREPARE, 0, len(table))
+    order = np.lexsort((entries, place[table.inode])).astype(np.uint32)
     order = order[~is_directory[order]]
     chosen = _everywhere(table, limits.everywhere)[table.inode[order]]
     groups = [(order[chosen], True), (order[~chosen], False)]

@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from fanstore.errors import SourceError
+from fanstore.format.codec_table import SUFFIXES
 from fanstore.prep.sources import Columns, DirectorySource, Listing, Node, Source
 from fanstore.prep.table import Table, TableBuilder
 from fanstore.units import format_path
@@ -24,7 +27,7 @@ from fanstore.units import format_path
 #: More entries than this cannot be numbered in 32 bits.
 MAX_ENTRIES = 0xFFFFFFFE
 NAME_MAX = 255
-_SUFFIX = b".lz4"
+_LONGEST_SUFFIX = max(map(len, SUFFIXES))
 
 
 @dataclass
@@ -42,7 +45,7 @@ def scan(sources: Sequence[Source], tick: Callable[[int], None], jobs: int = 1) 
     The same directory in several sources is merged (the first source's attributes win); any other clash is a
     SourceError that names both sources.
     """
-    builder = TableBuilder()
+    builder = TableBuilder(identify=any(source.dereference for source in sources))
     links: dict[tuple[int, int], int] = {}
     problems: list[tuple[bytes, str]] = []
     skipped = 0
@@ -65,6 +68,27 @@ def scan(sources: Sequence[Source], tick: Callable[[int], None], jobs: int = 1) 
                 raise SourceError("the sources have more than 4,294,967,294 entries, which is the limit of one dataset")
             tick(len(builder))
     return Scan(builder.freeze(), skipped, problems)
+
+
+def links_that_leave(table: Table) -> list[int]:
+    """The symbolic links that lead out of the tree: to an absolute path, or with ``..`` to above its root."""
+    return [entry for entry in np.flatnonzero(table.is_type(stat.S_IFLNK)).tolist() if _leaves(table, entry)]
+
+
+def _leaves(table: Table, entry: int) -> bool:
+    target = table.link_target(entry)
+    if target.startswith(b"/"):
+        return True
+    level, above = 0, int(table.parent[entry])
+    if b".." not in target:
+        return False
+    while above:
+        level, above = level + 1, int(table.parent[above])
+    for part in target.split(b"/"):
+        level += -1 if part == b".." else part not in (b"", b".")
+        if level < 0:
+            return True
+    return False
 
 
 class _Pending(NamedTuple):
@@ -174,10 +198,10 @@ def _take_nodes(
         found += [(node, number) for node in listing.nodes]
     found.sort(key=lambda item: item[0].name)
     shared = _merge(found, path, sources) if len(holders) > 1 else {}
-    suffixed = {node.name for node, _ in found if node.name.endswith(_SUFFIX)}
+    taken = {node.name.removesuffix(suffix) for node, _ in found for suffix in SUFFIXES if node.name.endswith(suffix)}
     below: list[_Below] = []
     for node, number in found:
-        entry = _add(builder, links, directory, node, number, node.name + _SUFFIX in suffixed)
+        entry = _add(builder, links, directory, node, number, node.name in taken)
         if stat.S_ISDIR(node.mode):
             below.append((entry, node.name, shared.get(node.name, [number])))
     return together, below
@@ -219,10 +243,9 @@ def _add(
         origin = builder.add_link(node.target)
     else:
         origin = node.origin
-    plain = suffix_taken or len(node.name) + len(_SUFFIX) > NAME_MAX
-    entry = builder.add(
-        parent, node.name, node.mode, node.mtime_ns, node.size, node.uid, node.gid, number, origin, first, plain
-    )
+    plain = suffix_taken or len(node.name) + _LONGEST_SUFFIX > NAME_MAX
+    mode, mtime_ns, size, uid, gid = node.mode, node.mtime_ns, node.size, node.uid, node.gid
+    entry = builder.add(parent, node.name, mode, mtime_ns, size, uid, gid, number, origin, first, plain, node.key)
     if node.key is not None and first is None:
         links[node.key] = entry
     return entry

@@ -6,8 +6,10 @@ the packer reads through their descriptors.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -20,7 +22,7 @@ from fanstore.units import format_path
 #: The kernel takes no path longer than 4,096 bytes at once; deeper directories are reached in steps of this.
 _STEP_BYTES = 3800
 _TYPE_BITS = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "symlink": stat.S_IFLNK}
-#: Columns of native/listing.c that a node is made of, and how a memoryview reads them.
+#: Columns of native/prep/listing.c that a node is made of, and how a memoryview reads them.
 _ROW_CODES: dict[str, Literal["I", "Q", "q"]] = {
     "name_bytes": "I",
     "mode": "I",
@@ -33,7 +35,12 @@ _ROW_CODES: dict[str, Literal["I", "Q", "q"]] = {
     "ino": "Q",
     "nlink": "I",
 }
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: What is wrong with links that are to be followed.
+_LINK_PROBLEMS = {
+    errno.ENOENT: "is a symbolic link that leads nowhere",
+    errno.ELOOP: "is a symbolic link that leads round in circles",
+}
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Node(NamedTuple):
@@ -64,6 +71,7 @@ class Source(Protocol):
     label: str  #: as the user wrote it
     fd: int
     is_tar: bool
+    dereference: bool  #: symbolic links stand for what they point to
 
     def root(self) -> Node:
         """The root directory."""
@@ -79,16 +87,24 @@ class Source(Protocol):
 
 
 class Columns:
-    """A directory as native/listing.c has read it, sorted by name.
+    """A directory as native/prep/listing.c has read it, sorted by name.
 
     Attributes:
         columns: bytes by name of the column; None if the directory could not be opened.
+        identified: every file has a key, since links may lead to it from anywhere.
         special: numbers of the rows that are not files of one name.
         skipped, problems: as in Listing.
     """
 
-    def __init__(self, columns: dict[str, bytes] | None, skipped: int, problems: list[tuple[bytes, str]]) -> None:
+    def __init__(
+        self,
+        columns: dict[str, bytes] | None,
+        skipped: int,
+        problems: list[tuple[bytes, str]],
+        identified: bool = False,
+    ) -> None:
         self.columns = columns
+        self.identified = identified
         self.skipped = skipped
         self.problems = problems
         self.special: Sequence[int] = memoryview(columns["special"]).cast("I") if columns is not None else ()
@@ -104,7 +120,7 @@ class Columns:
             position += sum(lengths[reached:number])
             reached = number
             mode, size, target = view["mode"][number], view["size"][number], view["target"][number]
-            shared = view["nlink"][number] > 1 and not stat.S_ISDIR(mode)
+            shared = (view["nlink"][number] > 1 or self.identified) and not stat.S_ISDIR(mode)
             yield Node(
                 name=names[position : position + lengths[number]],
                 mode=mode,
@@ -119,12 +135,18 @@ class Columns:
 
 
 class DirectorySource:
-    """A directory tree on a file system."""
+    """A directory tree on a file system.
+
+    Attributes:
+        nofollow: flag to open files with, so that none is taken for what has become a symbolic link meanwhile.
+    """
 
     is_tar = False
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, dereference: bool = False) -> None:
         self.label = path
+        self.dereference = dereference
+        self.nofollow = 0 if dereference else os.O_NOFOLLOW
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -135,17 +157,24 @@ class DirectorySource:
         mtime_ns = clamp_mtime_ns(status.st_mtime_ns)
         return Node(b"", status.st_mode, mtime_ns, 0, status.st_uid, status.st_gid, 0, b"", None)
 
-    def open_directory(self, path: bytes) -> int:
-        """A descriptor of a directory below the root, however deep it is."""
+    def open_directory(self, path: bytes, above: list[os.stat_result] | None = None) -> int:
+        """A descriptor of a directory below the root, however deep it is; ``above`` gets all on the way, and itself."""
         fd = os.dup(self.fd)
         rest = path
         try:
+            if above is not None:
+                above.append(os.fstat(fd))
             while rest:
-                cut = len(rest) if len(rest) <= _STEP_BYTES else rest.rindex(b"/", 0, _STEP_BYTES)
-                deeper = os.open(rest[:cut], _OPEN_DIRECTORY, dir_fd=fd)
+                if above is not None:
+                    cut = len(rest.partition(b"/")[0])
+                else:
+                    cut = len(rest) if len(rest) <= _STEP_BYTES else rest.rindex(b"/", 0, _STEP_BYTES)
+                deeper = os.open(rest[:cut], _OPEN_DIRECTORY | self.nofollow, dir_fd=fd)
                 os.close(fd)
                 fd = deeper
                 rest = rest[cut + 1 :]
+                if above is not None:
+                    above.append(os.fstat(fd))
         except BaseException:
             os.close(fd)
             raise
@@ -159,18 +188,21 @@ class DirectorySource:
 
     def list_columns(self, path: bytes) -> Columns:
         """Entries of a directory as columns: the quick way, for a million files."""
+        above: list[os.stat_result] = []
         try:
-            fd = self.open_directory(path)
+            fd = self.open_directory(path, above if self.dereference else None)
         except OSError as error:
             return Columns(None, 0, [(b"", f"cannot be listed: {error.strerror}")])
         try:
-            columns, failed, skipped, code = _native.list_directory(fd)
+            ids = array("Q", [number for one in above for number in (one.st_dev, one.st_ino)])
+            columns, failed, skipped, code = _native.list_directory(fd, self.dereference, ids)
         finally:
             os.close(fd)
-        problems = [(name, f"cannot be read: {os.strerror(error)}") for name, error in failed]
+        reasons = _LINK_PROBLEMS if self.dereference else {}
+        problems = [(name, reasons.get(error, f"cannot be read: {os.strerror(error)}")) for name, error in failed]
         if code:
             problems.append((b"", f"cannot be listed to its end: {os.strerror(code)}"))
-        return Columns(columns, skipped, problems)
+        return Columns(columns, skipped, problems, self.dereference)
 
     def list_directory(self, path: bytes) -> Listing:
         listed = self.list_columns(path)
@@ -197,6 +229,7 @@ class TarSource:
     """A plain tar file, listed once and kept as a tree of names."""
 
     is_tar = True
+    dereference = False
 
     def __init__(self, path: str, label: str) -> None:
         """Open the file; read_members() must follow before it can be listed."""

@@ -62,6 +62,11 @@ class Table:
             entry = int(self.parent[entry])
         return b"/".join(reversed(parts))
 
+    def link_target(self, entry: int) -> bytes:
+        """Target of a symbolic link."""
+        start = int(self.origin[entry])
+        return self.links[start : start + int(self.size[entry])].tobytes()
+
     def is_type(self, kind: int) -> npt.NDArray[np.bool_]:
         """Which entries are of a type, such as stat.S_IFDIR."""
         mask: npt.NDArray[np.bool_] = (self.mode & np.uint32(0o170000)) == np.uint32(kind)
@@ -85,9 +90,16 @@ class Table:
 
 
 class TableBuilder:
-    """Grows a table row by row; ``add`` must be called in index order."""
+    """Grows a table row by row; ``add`` must be called in index order.
 
-    def __init__(self) -> None:
+    Attributes:
+        dev, ino: of every entry, if links are followed (``identify``): then any two may be one file.
+    """
+
+    def __init__(self, identify: bool = False) -> None:
+        self._identify = identify
+        self.dev = array("Q")
+        self.ino = array("Q")
         self.parent = array("I")
         self.nameoff = array("Q", [0])
         self.names = bytearray()
@@ -118,6 +130,7 @@ class TableBuilder:
         origin: int,
         inode: int | None,
         plain: bool,
+        key: tuple[int, int] | None = None,
     ) -> int:
         """Append an entry and return its number; ``inode`` is the entry of the first name of a further hard link."""
         entry = len(self.parent)
@@ -133,10 +146,13 @@ class TableBuilder:
         self.origin.append(origin)
         self.inode.append(entry if inode is None else inode)
         self.plain.append(plain)
+        if self._identify:  # keys of tar members have negative numbers, and are never met by a link
+            self.dev.append(key[0] if key is not None and key[0] >= 0 else 0)
+            self.ino.append(key[1] if key is not None and key[0] >= 0 else 0)
         return entry
 
     def add_columns(self, parent: int, source: int, columns: dict[str, bytes]) -> int:
-        """Append all rows of a directory listing (native/listing.c); returns the number of the first.
+        """Append all rows of a directory listing (native/prep/listing.c); returns the number of the first.
 
         Every row gets an inode of its own and origin 0; the caller mends those of links.
         """
@@ -155,6 +171,9 @@ class TableBuilder:
         self.origin.frombytes(bytes(8 * count))
         self.inode.extend(range(first, first + count))
         self.plain += columns["plain"]
+        if self._identify:
+            self.dev.frombytes(columns["dev"])
+            self.ino.frombytes(columns["ino"])
         return first
 
     def add_link(self, target: bytes) -> int:
@@ -166,6 +185,8 @@ class TableBuilder:
     def freeze(self) -> Table:
         """The finished table. Files of several names are marked plain, so that unpacking keeps them one file."""
         inode = np.frombuffer(self.inode, np.uint32)
+        if self._identify:
+            inode = self._shared_inodes(inode)
         plain = np.frombuffer(self.plain, np.uint8).copy()
         plain[np.bincount(inode, minlength=len(inode))[inode] > 1] = 1
         return Table(
@@ -183,3 +204,15 @@ class TableBuilder:
             plain=plain,
             links=np.frombuffer(self.links, np.uint8),
         )
+
+    def _shared_inodes(self, inode: U4) -> U4:
+        """The column ``inode``, with all names by which links lead to one file as hard links of the first."""
+        dev, ino = np.frombuffer(self.dev, np.uint64), np.frombuffer(self.ino, np.uint64)
+        is_file = (np.frombuffer(self.mode, np.uint32) & np.uint32(0o170000)) == np.uint32(stat.S_IFREG)
+        files = np.flatnonzero(is_file & (ino != 0))
+        order = files[np.lexsort((files, ino[files], dev[files]))]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (ino[order[1:]] != ino[order[:-1]]) | (dev[order[1:]] != dev[order[:-1]])
+        shared = inode.copy()
+        shared[order] = order[is_first][np.cumsum(is_first) - 1]
+        return shared

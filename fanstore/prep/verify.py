@@ -2,12 +2,11 @@
 
 Owns what is checked and how the work is shared; against.py compares with a source, cli/verify.py prints. Each partition
 is read once, front to back: its thread computes the checksum of the whole file and hands every window of it to a second
-pool, which checks and decodes the chunks in it. xxhash, LZ4 and pread work without the GIL, so threads are enough.
+pool, which checks and decodes the chunks in it. xxhash, codecs and pread work without the GIL, so threads are enough.
 """
 
 from __future__ import annotations
 
-import os
 import stat
 import threading
 from collections import defaultdict
@@ -20,9 +19,11 @@ import numpy.typing as npt
 
 from fanstore.errors import CorruptDataError
 from fanstore.format.checksum import EMPTY, Hasher, of_chunks, xxh3_64
-from fanstore.format.codec import CHUNK_BYTES, Codec, decode_chunk
+from fanstore.format.codec import CHUNK_BYTES, NONE
+from fanstore.format.codec_table import CODECS
 from fanstore.format.index import Index
 from fanstore.format.prepared import PreparedDataset
+from fanstore.format.storage import Stored, StoredFile
 from fanstore.progress import Progress
 
 #: Read at once: large enough for a parallel file system, small enough for two per thread to stay below 100 MiB.
@@ -174,30 +175,31 @@ class _Verification:
     def _pass(self, partition: int) -> None:
         """Read one partition from its first to its last byte."""
         findings, pieces = self._findings[partition], self._pieces[partition]
-        path = self._prepared.partition_path(partition)
+        info = self._prepared.manifest.partitions[partition]
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = self._prepared.storage.open(info.file)
         except OSError as error:
             lost = len(np.unique(pieces["entry"]))
             findings.add(None, f"cannot be opened ({error.strerror}): {lost:,} files are lost")
             self._progress.add(self._index.partition_bytes[partition], lost)
             return
         try:
-            expected, length = self._index.partition_bytes[partition], os.fstat(fd).st_size
+            expected, length = info.bytes, file.length
             if length != expected:
                 findings.add(None, f"has {length:,} bytes instead of {expected:,}")
-            whole = self._read_windows(fd, min(length, expected), pieces, findings)
-            if length == expected and whole not in (None, self._prepared.manifest.partitions[partition].checksum):
+            whole = self._read_windows(file, min(length, expected), pieces, findings)
+            if length == expected and whole not in (None, info.checksum):
                 findings.add(None, _WHOLE_DIFFERS)
             # What lies behind a cut end is checked too, so that each lost file is named.
             beyond = pieces[int(np.searchsorted(pieces["offset"], min(length, expected))) :]
-            self._check_window(fd, None, 0, beyond, findings)
+            self._check_window(file, None, 0, beyond, findings)
         finally:
-            os.close(fd)
+            file.close()
 
-    def _read_windows(self, fd: int, length: int, pieces: npt.NDArray[np.void], findings: _Findings) -> int | None:
+    def _read_windows(
+        self, file: StoredFile, length: int, pieces: npt.NDArray[np.void], findings: _Findings
+    ) -> int | None:
         """Hash the file and have its chunks checked, window by window; None if some part cannot be read."""
-        os.posix_fadvise(fd, 0, length, os.POSIX_FADV_SEQUENTIAL)
         whole: Hasher | None = Hasher()
         checks: list[Future[None]] = []
         done = 0
@@ -209,24 +211,24 @@ class _Verification:
                 until = int(np.searchsorted(pieces["offset"], end))
                 self._room.acquire()
                 try:
-                    data: bytes | None = _read_exactly(fd, position, end - position)
-                except (OSError, EOFError) as error:
+                    data: Stored | None = file.read(position, end - position)
+                except (OSError, CorruptDataError) as error:
                     findings.add(None, f"cannot be read after byte {position:,} ({_text(error)})")
                     data, whole = None, None
                 if whole is not None and data is not None:
                     whole.update(data)
-                check = self._checks.submit(self._check_window, fd, data, position, pieces[done:until], findings)
+                check = self._checks.submit(self._check_window, file, data, position, pieces[done:until], findings)
                 check.add_done_callback(lambda _: self._room.release())
                 checks = [*(one for one in checks if not one.done() or one.exception() is not None), check]
                 done = until
         finally:
-            wait(checks)  # they read from fd, which the caller closes
+            wait(checks)  # they read from the file, which the caller closes
         for check in checks:
             check.result()
         return whole.intdigest() if whole is not None else None
 
     def _check_window(
-        self, fd: int, data: bytes | None, base: int, pieces: npt.NDArray[np.void], findings: _Findings
+        self, file: StoredFile, data: Stored | None, base: int, pieces: npt.NDArray[np.void], findings: _Findings
     ) -> None:
         """Check chunks that begin in a window; those that end outside it, or all without data, are read again."""
         view = memoryview(data) if data is not None else memoryview(b"")
@@ -236,12 +238,15 @@ class _Verification:
                 raise _Stopped
             inside = data is not None and offset + stored <= base + len(view)
             try:
-                piece = view[offset - base :][:stored] if inside else _read_exactly(fd, offset, stored)
-                self._check_piece(entry, number, piece, content, checksum)
+                piece = view[offset - base :][:stored] if inside else file.read(offset, stored)
+            except (OSError, CorruptDataError) as error:
+                findings.add(entry, f"{self._where(entry, number)}cannot be read ({_text(error)})")
+                piece = None
+            try:
+                if piece is not None:
+                    self._check_piece(entry, number, piece, content, checksum)
             except CorruptDataError as error:
                 findings.add(entry, self._where(entry, number) + str(error))
-            except (OSError, EOFError) as error:
-                findings.add(entry, f"{self._where(entry, number)}cannot be read ({_text(error)})")
             done_files += number == 0
         self._progress.add(len(view), done_files)
 
@@ -249,11 +254,12 @@ class _Verification:
         count = self._index.chunk_count(entry)
         return f"chunk {number} of {count}: " if count > 1 else ""
 
-    def _check_piece(self, entry: int, number: int, piece: memoryview | bytes, content: int, checksum: int) -> None:
+    def _check_piece(self, entry: int, number: int, piece: Stored, content: int, checksum: int) -> None:
         if xxh3_64(piece) != checksum:
             raise CorruptDataError("the bytes do not match their checksum")
-        if self._index.codec[entry] != Codec.NONE:
-            decode_chunk(self._index.codec[entry], piece, content, number == 0)
+        codec = CODECS[self._index.codec[entry]]
+        if codec is not NONE:
+            codec.decode_chunk(piece, content, number == 0)
 
     def _damages(self, partition: int) -> Iterable[Damage]:
         index, findings = self._index, self._findings[partition]
@@ -279,15 +285,5 @@ def _wait_all(futures: Iterable[Future[None]]) -> None:
             one.result()
 
 
-def _text(error: OSError | EOFError) -> str:
+def _text(error: OSError | CorruptDataError) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def _read_exactly(fd: int, offset: int, count: int) -> bytes:
-    data = os.pread(fd, count, offset)
-    while len(data) < count:
-        more = os.pread(fd, count - len(data), offset + len(data))
-        if not more:
-            raise EOFError("the partition file is cut short")
-        data += more
-    return data

@@ -102,9 +102,9 @@ def _between(bounds_ns: Sequence[int], number: int) -> str:
     return f"{span(bounds_ns[number - 1])} to {span(bounds_ns[number])}"
 
 
-def bar(parts: Mapping[str, float]) -> str:
-    """Shares of a whole, side by side; by class."""
-    whole = sum(parts.values())
+def bar(parts: Mapping[str, float], whole: float | None = None) -> str:
+    """Parts side by side, by class: shares of their sum, or of ``whole``."""
+    whole = whole or sum(parts.values())
     pieces, start = [], 0.0
     for style, value in parts.items():
         if value:
@@ -112,6 +112,48 @@ def bar(parts: Mapping[str, float]) -> str:
             pieces.append(f'<rect class="area {style}" x="{start:.2f}" y="0" width="{width:.2f}" height="10"/>')
             start += width
     return f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none">{"".join(pieces)}</svg>'
+
+
+def bar_table(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:
+    """A row for each thing that is compared: its name, its parts by class, all on one scale, and its value in words."""
+    longest = max((sum(parts.values()) for _, parts, _ in rows), default=0.0)
+    lines = "".join(
+        f'<tr><th scope="row">{escape(label)}</th><td>{bar(parts, longest) if longest else ""}</td>'
+        f"<td>{escape(text)}</td></tr>"
+        for label, parts, text in rows
+    )
+    return f'<div class="scroll"><table class="bars"><tbody>{lines}</tbody></table></div>'
+
+
+def curves(
+    name: str, places: Sequence[str], bands: Sequence[Band], ticks: Sequence[float], write: Callable[[float], str]
+) -> str:
+    """One line per band through its values at named places, evenly apart; a value that is not finite is a gap."""
+    steps = max(len(places) - 1, 1)
+    top = ticks[-1]
+    shapes = []
+    for band in bands:
+        path, pen_down = [], False
+        for number, value in enumerate(band.values):
+            if not math.isfinite(value):
+                pen_down = False
+                continue
+            x, y = _WIDTH * number / steps, _y(min(value, top), top)
+            path.append(f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}")
+            pen_down = True
+        shapes.append(f'<path class="line {band.style}" d="{"".join(path)}"/>')
+    for number, place in enumerate(places):
+        said = ", ".join(
+            f"{band.label}: {write(band.values[number])}" for band in bands if math.isfinite(band.values[number])
+        )
+        x, width = _WIDTH * (number - 0.5) / steps, _WIDTH / steps
+        shapes.append(
+            f'<rect class="touch" x="{x:.1f}" y="0" width="{width:.1f}" height="{_HEIGHT:g}">'
+            f"<title>{escape(place)}: {escape(said)}</title></rect>"
+        )
+    x_labels = [(100 * number / steps, place) for number, place in enumerate(places)]
+    y_labels = [(100 * tick / top, write(tick)) for tick in ticks]
+    return _frame(name, "".join(shapes), x_labels, y_labels)
 
 
 def heat_map(name: str, matrix: Matrix) -> str:

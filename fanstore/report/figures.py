@@ -34,6 +34,7 @@ class Course:
         rates: by source, bytes per second that programs on all nodes have read.
         memory_most, memory_mean, cache_most, cache_mean: of the nodes that told of that time, bytes.
         pending, pending_bytes: outputs that do not stand in --output; all nodes know all, so the highest counts.
+        waiting: readers that waited for bytes, on average, on all nodes together; empty if nobody has told.
     """
 
     ends_s: Values
@@ -44,6 +45,7 @@ class Course:
     cache_mean: Values
     pending: Values
     pending_bytes: Values
+    waiting: Values
 
     def total_rates(self) -> Values:
         return [sum(values) for values in zip(*self.rates.values(), strict=True)]
@@ -89,20 +91,63 @@ def outputs(nodes: Sequence[Node]) -> list[Mapping[str, Any]]:
     return [node["outputs"] for node in sorted(told, key=lambda node: -float(node["uptime_s"]))]
 
 
+@dataclass(frozen=True)
+class Ordered:
+    """What was known of the order of reads, on nodes for which it was the same, and what that was good for."""
+
+    ranks: list[int]
+    words: str
+    files: int
+    predicted: int
+    prefetched: int
+    late: int
+    waited_s: float
+
+
+def orders(nodes: Sequence[Node]) -> list[Ordered]:
+    """The order of reads on all nodes that looked for one."""
+    groups: dict[str, list[Node]] = {}
+    for node in has_told(nodes):
+        if node.get("order") is not None:
+            groups.setdefault(order_words(node["order"]), []).append(node)
+    return [
+        Ordered(
+            ranks=[int(node["rank"]) for node in group],
+            words=words,
+            files=total(group, "order", "files"),
+            predicted=total(group, "order", "predicted"),
+            prefetched=total(group, "order", "prefetched"),
+            late=total(group, "order", "late"),
+            waited_s=sum(float(node["order"]["waited_s"]) for node in group),
+        )
+        for words, group in groups.items()
+    ]
+
+
+def order_words(order: Mapping[str, Any]) -> str:
+    """How an order is known, and what it is."""
+    if order["source"] == "none":
+        return "not known"
+    known = [str(order["sampler"])] if order["sampler"] is not None else []
+    known += [f"seed {order['seed']}"] if order["seed"] is not None else []
+    return f"{order['source']}: {', '.join(known)}" if known else str(order["source"])
+
+
 def course(nodes: Sequence[Node]) -> Course:
     """One course of time for all nodes, which began at the same moment but may have been asked at different ones."""
     sampled = [node["samples"] for node in nodes if "samples" in node]
     end_s = max((samples["at_s"][-1] for samples in sampled), default=0.0)
     count = min(max((len(samples["at_s"]) - 1 for samples in sampled), default=0), POINTS_MOST)
     if end_s <= 0 or count < 1:
-        return Course([], {name: [] for name in SOURCES}, [], [], [], [], [], [])
+        return Course([], {name: [] for name in SOURCES}, [], [], [], [], [], [], [])
     edges = numpy.linspace(0.0, end_s, count + 1)
     rates = {name: numpy.zeros(count) for name in SOURCES}
+    waiting = numpy.zeros(count)
     for samples in sampled:
-        for name in SOURCES:
+        for name, rate in (*rates.items(), ("waited_ms", waiting)):
             # After its last sample a node has read nothing that we know of.
-            sums = numpy.interp(edges, samples["at_s"], numpy.cumsum(samples[name]))
-            rates[name] += numpy.diff(sums) / numpy.diff(edges)
+            sums = numpy.interp(edges, samples["at_s"], numpy.cumsum(samples.get(name, [0] * len(samples["at_s"]))))
+            rate += numpy.diff(sums) / numpy.diff(edges)
     memory = _highest(sampled, "memory_bytes", edges)
     cache = _highest(sampled, "cached_bytes", edges)
     return Course(
@@ -114,6 +159,7 @@ def course(nodes: Sequence[Node]) -> Course:
         cache_mean=_over_nodes(cache, numpy.nanmean),
         pending=_over_nodes(_highest(sampled, "pending", edges), numpy.nanmax),
         pending_bytes=_over_nodes(_highest(sampled, "pending_bytes", edges), numpy.nanmax),
+        waiting=(waiting / 1e3).tolist(),
     )
 
 

@@ -24,6 +24,7 @@ def findings(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _life(data, nodes)
     yield from _reads(nodes)
     yield from _staging(data, nodes)
+    yield from _copies(nodes)
     yield from _balance(nodes)
     yield from _saved(data, nodes)
 
@@ -65,8 +66,9 @@ def _reads(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
 def _staging(data: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
     read = figures.by_source(nodes, "bytes")
     whole = sum(read.values())
+    storage = data["config"]["storage"]
     if data["config"]["local"] is None:
-        yield "plain", "Nothing was copied to local disks (no --local), so the shared file system serves every file."
+        yield "plain", f"Nothing was copied to local disks (no --local), so the {storage} serves every file."
         return
     counts = {
         key: figures.total(nodes, "staging", f"{key}_partitions") for key in ("done", "unverified", "failed", "skipped")
@@ -91,9 +93,32 @@ def _staging(data: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[tuple[s
         yield (
             "warning",
             (
-                f"{share(read['shared'], whole)} of the bytes came from the shared file system: reads during staging, "
+                f"{share(read['shared'], whole)} of the bytes came from the {storage}: reads during staging, "
                 "no room on local disks, or lost nodes. With --stage-first the program starts when staging has ended."
             ),
+        )
+
+
+def _copies(nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
+    """What was copied again after deaths; what is to do each node knows for all, so that the highest number counts."""
+    told = [node["copies"] for node in figures.has_told(nodes) if node.get("copies") is not None]
+    done, done_bytes = (sum(int(copies[key]) for copies in told) for key in ("done_partitions", "done_bytes"))
+    missing, unplaced = (
+        max((int(copies[key]) for copies in told), default=0) for key in ("missing_copies", "unplaced_partitions")
+    )
+    if missing:
+        yield (
+            "plain",
+            f"{format_count(missing, 'copy', 'copies')} of partitions of lost nodes had still to be made again.",
+        )
+    elif done:
+        each = "copy of a partition was" if done == 1 else "copies of partitions were"
+        yield "good", f"{done:,} {each} made again on other nodes after a loss ({size(done_bytes)})."
+    if unplaced:
+        yield (
+            "warning",
+            f"{format_count(unplaced, 'partition')} of lost nodes had no room elsewhere: another loss may leave only "
+            "the shared file system for them.",
         )
 
 

@@ -69,16 +69,27 @@ def _metrics(facts: Mapping[str, Any]) -> Iterator[_Metric]:
     )
     yield _one("start_time_seconds", "gauge", "When the daemon started, in Unix time.", facts["started_s"])
     yield from _reading(stats)
-    cache, engine_cache = stats["cache"], stats["engine"].get("cache", {})
-    both = {key: cache[key] + engine_cache.get(key, 0) for key in ("used_bytes", "capacity_bytes", "hits", "misses")}
-    yield _one("cache_bytes", "gauge", "Bytes in the memory cache.", both["used_bytes"])
-    yield _one("cache_capacity_bytes", "gauge", "Bound of the memory cache.", both["capacity_bytes"])
-    yield _one("cache_hits_total", "counter", "Look-ups in the memory cache that found a chunk.", both["hits"])
-    yield _one("cache_misses_total", "counter", "Look-ups in the memory cache that did not.", both["misses"])
+    cache = stats["cache"]
+    yield _one("cache_bytes", "gauge", "Bytes in the memory cache.", cache["used_bytes"])
+    yield _one("cache_capacity_bytes", "gauge", "Bound of the memory cache.", cache["capacity_bytes"])
+    yield _one("cache_hits_total", "counter", "Look-ups in the memory cache that found a chunk.", cache["hits"])
+    yield _one("cache_misses_total", "counter", "Look-ups in the memory cache that did not.", cache["misses"])
+    if "order" in stats:
+        yield from _order(stats["order"])
+    intercepted = dict(stats.get("intercepted", {}))
+    if intercepted:
+        text = "Bytes of the dataset that preloaded programs have read by themselves."
+        yield _one("intercepted_bytes_total", "counter", text, intercepted.pop("bytes"))
+        text = (
+            "Calls of preloaded programs: answered by the library, promoted to files of the mount, passed to the mount."
+        )
+        yield _by("intercepted_calls_total", "counter", text, "call", intercepted)
     yield _one("memory_bytes", "gauge", "Resident memory of the daemon.", stats["memory"]["rss_bytes"])
     yield from _storing(facts)
     if "peers" in stats:
         yield from _peers(stats["peers"])
+    if "copies" in stats:
+        yield from _copies(stats["copies"])
     if "outputs" in stats:
         yield from _outputs(stats["outputs"])
     yield _by(
@@ -111,6 +122,19 @@ def _reading(stats: Mapping[str, Any]) -> Iterator[_Metric]:
     yield _one("verified_bytes_total", "counter", text, stats["verification"]["bytes"])
 
 
+def _order(order: Mapping[str, Any]) -> Iterator[_Metric]:
+    known = {key: "" if order[key] is None else str(order[key]) for key in ("source", "sampler", "seed")}
+    yield _one("order_info", "gauge", "How the order of reads is known, and what it is; always 1.", 1, **known)
+    for key, name, text in (
+        ("files", "order_files_total", "Files that programs began to read, as far as the kernel asked for them."),
+        ("predicted", "order_predicted_files_total", "Of these, files that were read where they were expected."),
+        ("prefetched", "order_prefetched_chunks_total", "Chunks that were fetched before they were wanted."),
+        ("late", "order_late_chunks_total", "Chunks that were wanted while they were being fetched ahead."),
+        ("waited_s", "read_wait_seconds_total", "Time that readers have waited for chunks, all of them together."),
+    ):
+        yield _one(name, "counter", text, order[key])
+
+
 def _storing(facts: Mapping[str, Any]) -> Iterator[_Metric]:
     staging = facts["stats"]["staging"]
     yield _one("local_bytes", "gauge", "Bytes of partitions on the disk of this node.", facts["local_bytes"])
@@ -134,6 +158,14 @@ def _peers(peers: Mapping[str, Any]) -> Iterator[_Metric]:
         ("damaged", "Chunks from other nodes that did not match their checksum."),
     ):
         yield _one(f"peer_{key}_total", "counter", text, sum(peer[key] for peer in peers["nodes"]))
+
+
+def _copies(copies: Mapping[str, Any]) -> Iterator[_Metric]:
+    text = "Copies of partitions that are to be made again after a death, on all nodes, as far as this one knows."
+    yield _one("copies_missing", "gauge", text, copies["missing_copies"])
+    text = "Partitions that this node has copied again after a death."
+    yield _one("restored_partitions_total", "counter", text, copies["done_partitions"])
+    yield _one("restored_bytes_total", "counter", "Bytes copied for that so far.", copies["done_bytes"])
 
 
 def _outputs(outputs: Mapping[str, Any]) -> Iterator[_Metric]:

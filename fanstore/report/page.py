@@ -6,14 +6,13 @@ cli/stat.py, in any thread. What the figures add up to is in figures.py, picture
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fanstore.report import charts, figures
 from fanstore.report.charts import Band
+from fanstore.report.document import document, note, nothing, section, table, tiles
 from fanstore.report.figures import SOURCES, Course, Node
 from fanstore.report.findings import findings
 from fanstore.report.markup import (
@@ -28,15 +27,12 @@ from fanstore.report.markup import (
     size,
     span,
 )
+from fanstore.report.planbeside import beside
+from fanstore.report.planned import Planned
 from fanstore.units import format_count, format_duration
 
-#: What the sources are, in words.
-SOURCE_WORDS = {
-    "local": "the node's own disk",
-    "cache": "memory cache",
-    "remote": "another node",
-    "shared": "shared file system",
-}
+#: What the sources are, in words; the one that is not here, the storage of the dataset, says it itself (``_words``).
+SOURCE_WORDS = {"local": "the node's own disk", "cache": "memory cache", "remote": "another node"}
 
 #: Rows of tables, at most; a page of thousands of rows helps nobody.
 _EVENTS_MOST = 200
@@ -44,56 +40,34 @@ _NODES_MOST = 256
 _FLOWS_MOST = 10
 
 
-def report_page(data: Mapping[str, Any]) -> str:
-    """The page."""
+def report_page(data: Mapping[str, Any], planned: Planned | None = None) -> str:
+    """The page; with what was planned beside, if that is known."""
     nodes: Sequence[Node] = data["nodes"]
     course = figures.course(nodes)
+    words = _words(data)
     sections = [
-        _section("throughput", "Throughput over time", _throughput(course)),
-        _section("sources", "Where reads were served from", _sources(nodes)),
-        _section("traffic", "Traffic between nodes", _traffic(nodes)),
-        _section("latency", "How long reads took", _latency(nodes)),
-        _section("memory", "Cache and memory over time", _memory(nodes, course)),
-        _section("outputs", "Outputs that wait to be saved", _outputs(data, course)),
-        _section("events", "Events", _events(nodes)),
-        _section("nodes", "Nodes", _nodes(nodes)),
-        _section("about", "About these figures", _about(data)),
+        section("throughput", "Throughput over time", _throughput(course, words)),
+        *([] if planned is None else [section("plan", "As planned?", beside(planned, data, course))]),
+        section("sources", "Where reads were served from", _sources(nodes, words)),
+        section("order", "What was fetched ahead", _order(nodes)),
+        section("traffic", "Traffic between nodes", _traffic(nodes)),
+        section("latency", "How long reads took", _latency(nodes, course)),
+        section("memory", "Cache and memory over time", _memory(nodes, course)),
+        section("outputs", "Outputs that wait to be saved", _outputs(data, course)),
+        section("events", "Events", _events(nodes)),
+        section("nodes", "Nodes", _nodes(nodes, words)),
+        section("about", "About these figures", _about(data)),
     ]
     title = f"FanStore job report: {_last_part(str(data['config']['prepared']))}"
-    return (
-        "<!DOCTYPE html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        # Nothing is fetched from anywhere and nothing runs, whatever a name in here might say.
-        """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
-        f"<title>{escape(title)}</title><style>\n{_style()}</style></head><body><main>\n"
-        + _head(data, course)
-        + "\n".join(sections)
-        + "\n</main></body></html>\n"
-    )
-
-
-@functools.cache
-def _style() -> str:
-    return (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    return document(title, _head(data, course) + "\n".join(sections))
 
 
 def _last_part(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2] or path
 
 
-def _section(name: str, title: str, parts: Iterator[str]) -> str:
-    return f'<section id="{name}"><h2>{escape(title)}</h2>{"".join(parts)}</section>'
-
-
-def _note(text: str) -> str:
-    """The sentence under a picture; our own words only."""
-    return f'<p class="note">{text}</p>'
-
-
-def _nothing(text: str) -> str:
-    return f'<p class="nothing">{text}</p>'
+def _words(data: Mapping[str, Any]) -> dict[str, str]:
+    return SOURCE_WORDS | {"shared": escape(data["config"]["storage"])}
 
 
 # --- head ---
@@ -117,18 +91,17 @@ def _head(data: Mapping[str, Any], course: Course) -> str:
     }
     listed = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     rates = course.total_rates()
-    tiles = {
+    figured = {
         "read by programs": size(read),
         "on average": rate(read / duration_s if duration_s else 0.0),
         "at most": rate(max(rates, default=0.0)),
-        "not from the shared file system": share(read - figures.by_source(nodes, "bytes")["shared"], read),
+        f"not from the {_words(data)['shared']}": share(read - figures.by_source(nodes, "bytes")["shared"], read),
         "failed reads": f"{figures.total(nodes, 'errors', 'failed_reads'):,}",
     }
-    shown = "".join(f"<div><b>{escape(value)}</b><span>{name}</span></div>" for name, value in tiles.items())
     told = "".join(f'<li class="{level}">{escape(text)}</li>' for level, text in findings(data))
     return (
         f"<header><h1>FanStore job report</h1><dl>{listed}</dl></header>"
-        f'<section id="glance"><h2>At a glance</h2><div class="tiles">{shown}</div><ul class="findings">{told}</ul>'
+        f'<section id="glance"><h2>At a glance</h2>{tiles(figured)}<ul class="findings">{told}</ul>'
         "</section>\n"
     )
 
@@ -163,57 +136,80 @@ def _date(unix_s: float) -> str:
 # --- pictures ---
 
 
-def _throughput(course: Course) -> Iterator[str]:
+def _throughput(course: Course, words: Mapping[str, str]) -> Iterator[str]:
     rates = course.total_rates()
     if not any(rates):
-        yield _nothing("No program has read anything through FanStore so far.")
+        yield nothing("No program has read anything through FanStore so far.")
     else:
-        bands = [Band(name, SOURCE_WORDS[name], course.rates[name]) for name in SOURCES]
+        bands = [Band(name, words[name], course.rates[name]) for name in SOURCES]
         used = [band for band in bands if any(band.values)]
         yield charts.legend([(band.style, band.label) for band in used])
         ticks = charts.rate_ticks(rates)
         yield charts.stacked("throughput over time", course.ends_s, used, ticks, rate_on_axis(ticks[-1]))
-    yield _note(
+    yield note(
         "Bytes of the dataset per second that programs on all nodes read through FanStore (1 MB is 10<sup>6</sup> "
         "bytes), against the time since the start, by where they came from. <b>Bad</b> would be gaps while the program "
-        "should be reading, a level that sinks from epoch to epoch, or much from the shared file system after staging "
+        f"should be reading, a level that sinks from epoch to epoch, or much from the {words['shared']} after staging "
         "has ended. Not in it: what the kernel answered from its page cache. A second epoch that fits in free memory "
         "can look like silence here, and is the fastest of all."
     )
 
 
-def _sources(nodes: Sequence[Node]) -> Iterator[str]:
+def _sources(nodes: Sequence[Node], words: Mapping[str, str]) -> Iterator[str]:
     counts, reads, fetched = (figures.by_source(nodes, key) for key in ("bytes", "reads", "fetched_bytes"))
     whole = sum(counts.values())
     if whole:
         yield charts.bar(counts)
     rows = "".join(
-        f'<tr><th scope="row"><i class="swatch {name}"></i>{SOURCE_WORDS[name]}</th><td>{escape(size(counts[name]))}'
+        f'<tr><th scope="row"><i class="swatch {name}"></i>{words[name]}</th><td>{escape(size(counts[name]))}'
         f"</td><td>{share(counts[name], whole)}</td><td>{reads[name]:,}</td>"
         f"<td>{'-' if name == 'cache' else escape(size(fetched[name]))}</td></tr>"
         for name in SOURCES
     )
-    yield _table(("served from", "bytes read", "share", "answers", "fetched for it"), rows)
-    yield _note(
+    yield table(("served from", "bytes read", "share", "answers", "fetched for it"), rows)
+    yield note(
         "All reads of the dataset since the start, on all nodes. <i>Fetched</i> are stored bytes that had to be read "
         "or sent for it. Good is much from the node's own disk, the cache and other nodes. <b>Bad</b> would be a large "
-        "share from the shared file system once staging is through (no room on local disks, or nodes were lost), or "
+        f"share from the {words['shared']} once staging is through (no room on local disks, or nodes were lost), or "
         "much more fetched than read (small reads in large files)."
+    )
+
+
+def _order(nodes: Sequence[Node]) -> Iterator[str]:
+    told = figures.orders(nodes)
+    if not told:
+        yield nothing("The order of reads was not asked for (--order off).")
+    else:
+        rows = "".join(
+            f'<tr><th scope="row">{escape(ranks_text(each.ranks))}</th><td>{escape(each.words)}</td>'
+            f"<td>{each.files:,}</td><td>{share(each.predicted, each.files)}</td><td>{each.prefetched:,}</td>"
+            f"<td>{each.late:,}</td><td>{escape(format_duration(each.waited_s))}</td></tr>"
+            for each in told
+        )
+        heads = ("nodes", "order", "files read", "as predicted", "chunks fetched ahead", "late", "readers waited")
+        yield table(heads, rows)
+    yield note(
+        "How the order of reads was known, nodes that are alike together: <i>hooked</i> (the program reports it), "
+        "<i>stated</i>, <i>recognised</i>, <i>repeated</i>, or not. Files that the kernel had in its page cache, and "
+        "those of programs that are intercepted, are not among those that were read here. <i>Waited</i> is the time "
+        "that all readers together waited for chunks. <b>Bad</b> would be a small share that was predicted, or long "
+        "waiting although it is large: then links or disks are the limit, or the cache is too small for what is "
+        "fetched ahead."
     )
 
 
 def _traffic(nodes: Sequence[Node]) -> Iterator[str]:
     matrix = figures.matrix(nodes)
     if len(nodes) == 1:
-        yield _nothing("A job of one node: nothing travels between nodes.")
+        yield nothing("A job of one node: nothing travels between nodes.")
     elif not matrix.most():
-        yield _nothing("No node has fetched anything from another one so far.")
+        yield nothing("No node has fetched anything from another one so far.")
     else:
         yield charts.shades(matrix.most())
         yield charts.heat_map("bytes that each rank fetched from each other rank", matrix)
         if len(nodes) > charts.WRITTEN_MOST:
             yield _largest_flows(nodes)
-    yield _note(
+    yield note(
         "Each row is a rank that fetched, each column the rank it fetched from; the stronger the colour, the more. "
         "Partitions are spread evenly, so that all squares should be about alike, but for nodes that keep copies of "
         "the same partitions and need little from each other. <b>Bad</b> would be a column that stands out (one node "
@@ -229,10 +225,10 @@ def _largest_flows(nodes: Sequence[Node]) -> str:
         f"<td>{peer} ({hosts.get(peer, '?')})</td></tr>"
         for count, rank, peer in figures.flows(nodes, _FLOWS_MOST)
     )
-    return f"<h3>Largest flows</h3>{_table(('bytes', 'got by rank', 'from rank'), rows, style='flows')}"
+    return f"<h3>Largest flows</h3>{table(('bytes', 'got by rank', 'from rank'), rows, style='flows')}"
 
 
-def _latency(nodes: Sequence[Node]) -> Iterator[str]:
+def _latency(nodes: Sequence[Node], course: Course) -> Iterator[str]:
     words = {
         "read": ("Reads", "from the arrival of a read in the daemon to its answer", "local"),
         "fetch": ("Fetches from other nodes", "from asking another node to the arrival of the bytes", "remote"),
@@ -243,34 +239,40 @@ def _latency(nodes: Sequence[Node]) -> Iterator[str]:
             continue
         yield f"<h3>{title}: {what}</h3>"
         if not sum(counts):
-            yield _nothing("None so far.")
+            yield nothing("None so far.")
             continue
         yield charts.bars(f"histogram of {what}", bounds, counts, style)
-        yield f'<div class="tiles">{_percentiles(nodes, name, bounds, counts)}</div>'
-    yield _note(
+        yield tiles(_percentiles(nodes, name, bounds, counts))
+    if any(course.waiting):
+        title = "Readers that waited for bytes to come, on average over time"
+        yield f"<h3>{title}</h3>"
+        ticks = decimal_ticks(max(course.waiting))
+        yield charts.lines(title, course.ends_s, [Band("most", "readers", course.waiting)], ticks, "{:g}".format)
+    yield note(
         "How many (upwards) took how long (to the right); every line is ten times as many (1 k is 1,000), every bar "
         "twice as long a time. From disk or memory some 10 to 1,000 µs are usual, from another node some more. "
         "<b>Bad</b> would be a second hill far to the right: a disk or a network that is slow now and then, or reads "
-        "that wait for the shared file system."
+        "that wait for the shared file system. Where the order of reads is known (docs/orders.md), hardly anybody "
+        "should wait from then on."
     )
 
 
-def _percentiles(nodes: Sequence[Node], name: str, bounds: Sequence[int], counts: Sequence[int]) -> str:
+def _percentiles(nodes: Sequence[Node], name: str, bounds: Sequence[int], counts: Sequence[int]) -> dict[str, str]:
     longest_ns = figures.longest_us(nodes, name) * 1e3
     values = {"counted": f"{sum(counts):,}"}
     for part, label in ((0.5, "half took at most"), (0.9, "90 % at most"), (0.99, "99 % at most")):
         bound_ns = figures.percentile_ns(bounds, counts, part)
         values[label] = span(longest_ns if bound_ns is None else min(bound_ns, longest_ns))
     values["the longest"] = span(longest_ns)
-    return "".join(f"<div><b>{escape(value)}</b><span>{label}</span></div>" for label, value in values.items())
+    return values
 
 
 def _memory(nodes: Sequence[Node], course: Course) -> Iterator[str]:
     if course.ends_s:
         yield from _memory_pictures(nodes, course)
     else:
-        yield _nothing("No node has told its figures over time.")
-    yield _note(
+        yield nothing("No node has told its figures over time.")
+    yield note(
         "Resident memory of the daemon (index, caches, and pages of local copies that other nodes have read, which the "
         "kernel takes back when it needs them) and what is in its caches. <b>Bad</b> would be memory that grows "
         "without end: a limit of the batch system would end the job. A cache that is full is no fault; it then lets go "
@@ -295,7 +297,7 @@ def _memory_pictures(nodes: Sequence[Node], course: Course) -> Iterator[str]:
         ticks = binary_ticks(max(*most, 1.0))
         bound = f", of {size(limit)}" if limit is not None else ""
         yield f"<div><h3>{escape(title + bound)}</h3>"
-        empty = _nothing("Nothing was in it: the kernel keeps what programs have read.")
+        empty = nothing("Nothing was in it: the kernel keeps what programs have read.")
         yield charts.lines(title, course.ends_s, bands, ticks, size, limit) if any(most) else empty
         yield "</div>"
     yield "</div>"
@@ -304,12 +306,12 @@ def _memory_pictures(nodes: Sequence[Node], course: Course) -> Iterator[str]:
 def _outputs(data: Mapping[str, Any], course: Course) -> Iterator[str]:
     told = figures.outputs(data["nodes"])
     if not told:
-        yield _nothing("This job can write nothing under the mount (neither --output nor --scratch was given).")
+        yield nothing("This job can write nothing under the mount (neither --output nor --scratch was given).")
         return
     now = told[0]
     if "pending" not in now:
         text = f"{format_count(now['files'], 'file')}, {size(now['bytes'])}, written so far"
-        yield _nothing(f"{escape(text)}; they end with the job (--scratch).")
+        yield nothing(f"{escape(text)}; they end with the job (--scratch).")
         return
     values = {
         "files": f"{now['files']:,}",
@@ -320,8 +322,7 @@ def _outputs(data: Mapping[str, Any], course: Course) -> Iterator[str]:
         if data["ended"]
         else "not saved yet": f"{now['pending']:,}, {size(now['pending_bytes'])}",
     }
-    shown = "".join(f"<div><b>{escape(value)}</b><span>{label}</span></div>" for label, value in values.items())
-    yield f'<div class="tiles">{shown}</div>'
+    yield tiles(values)
     pictures: tuple[tuple[str, Sequence[float], Callable[[float], list[float]], Callable[[float], str]], ...] = (
         ("Files that wait", course.pending, lambda most: decimal_ticks(max(most, 4)), lambda value: f"{value:,.0f}"),
         ("Bytes that wait", course.pending_bytes, binary_ticks, size),
@@ -332,7 +333,7 @@ def _outputs(data: Mapping[str, Any], course: Course) -> Iterator[str]:
         ticks = make_ticks(max(*values_, 1.0))
         yield f"<div><h3>{title}</h3>{charts.stacked(title, course.ends_s, [band], ticks, write)}</div>"
     yield "</div>"
-    yield _note(
+    yield note(
         f"Files that programs have written and that do not stand in {escape(data['config']['output'])} yet; the "
         "highest number in each interval. Hills that go down again are checkpoints on their way. <b>Bad</b> would be a "
         "level that only rises (the shared file system is full, or slower than the job writes) or that is not 0 at the "
@@ -344,17 +345,10 @@ def _outputs(data: Mapping[str, Any], course: Course) -> Iterator[str]:
 # --- tables ---
 
 
-def _table(titles: Sequence[str], rows: str, style: str = "") -> str:
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
-    return (
-        f'<div class="scroll"><table class="{style}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
-
-
 def _events(nodes: Sequence[Node]) -> Iterator[str]:
     happened, left_out = figures.happenings(nodes, _EVENTS_MOST)
     if not happened:
-        yield _nothing("Nothing worth telling has happened.")
+        yield nothing("Nothing worth telling has happened.")
     else:
         rows = []
         for event in happened:
@@ -366,16 +360,16 @@ def _events(nodes: Sequence[Node]) -> Iterator[str]:
                 f'<tr class="{escape(event.level)}"><td>{escape(when)}</td><td>{escape(ranks_text(event.ranks))}</td>'
                 f"<td>{escape(event.level)}</td><td>{escape(event.kind)}</td><td>{escape(event.text + times)}</td></tr>"
             )
-        yield _table(("since the start", "where", "level", "about", "what"), "".join(rows), style="events")
+        yield table(("since the start", "where", "level", "about", "what"), "".join(rows), style="events")
     if left_out:
-        yield _nothing(f"{left_out:,} more are left out; the logs of the daemons have all.")
-    yield _note(
+        yield nothing(f"{left_out:,} more are left out; the logs of the daemons have all.")
+    yield note(
         "Warnings and errors of all daemons, and what explains the pictures: staging, the start, the end. <b>Bad</b> "
         "are errors: damaged files, lost nodes, outputs that could not be saved. A warning says what was done instead."
     )
 
 
-def _nodes(nodes: Sequence[Node]) -> Iterator[str]:
+def _nodes(nodes: Sequence[Node], words: Mapping[str, str]) -> Iterator[str]:
     rows = []
     for node in nodes[:_NODES_MOST]:
         head = (
@@ -398,12 +392,12 @@ def _nodes(nodes: Sequence[Node]) -> Iterator[str]:
         cells = "".join(f"<td>{bar if text is None else escape(text)}</td>" for text in numbers)
         style = "warning" if node["state"] in ("silent", "lost") else ""
         rows.append(f'<tr class="{style}">{head}{cells}</tr>')
-    yield charts.legend([(name, SOURCE_WORDS[name]) for name in SOURCES])
+    yield charts.legend([(name, words[name]) for name in SOURCES])
     titles = ("rank", "host", "state", "on disk", "read", "read from", "got", "gave", "failed reads", "warnings")
-    yield _table(titles, "".join(rows), style="nodes")
+    yield table(titles, "".join(rows), style="nodes")
     if len(nodes) > _NODES_MOST:
-        yield _nothing(f"{len(nodes) - _NODES_MOST:,} more nodes are not listed; they are in all sums.")
-    yield _note(
+        yield nothing(f"{len(nodes) - _NODES_MOST:,} more nodes are not listed; they are in all sums.")
+    yield note(
         "One line per node. <i>On disk</i>: partitions copied there; <i>read</i>: by its programs; <i>got</i> and "
         "<i>gave</i>: from and to other nodes. State <i>up</i>, <i>done</i> (ended orderly), <i>silent</i> (did not "
         "answer) or <i>lost</i> (dead). <b>Bad</b> would be failed reads, or one node that is very different from the "

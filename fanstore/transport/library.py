@@ -1,6 +1,6 @@
-"""The libraries below: starting MPI, its one collective that moves much data, and what the allocator keeps.
+"""The MPI library: starting it, and its one collective that moves much data.
 
-Used by mpi.py; everything about MPI on its MPI thread.
+Used by mpi.py, on its MPI thread.
 """
 
 from __future__ import annotations
@@ -16,25 +16,9 @@ from fanstore.transport.ranks import launched_size
 #: One message of a broadcast: a count is a 32-bit int in many MPI libraries.
 _PIECE_BYTES = 1 << 30
 
-#: Parameters of mallopt(3).
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: Freed memory that is kept for the next decompressed chunk, a window of the largest ones, and that of answers
-#: (native/pool.h), which is freed in larger bursts: when 16 files of two chunks each are closed. Memory fresh from the
-#: kernel is cleared and mapped page by page, which takes longer than receiving into it. Measured with 16 under way,
-#: between two ranks of a virtual machine: 2 MiB 627/s without and 2,131/s with it, 512 KiB 3,190/s and 6,725/s; files
-#: of 8 MiB with a pool of 64 MiB 20 to 120/s.
-KEEP_BYTES = 64 << 20
-POOL_BYTES = 128 << 20
-#: Blocks up to this size are not given back to the kernel one by one; the largest that glibc allows.
-_LARGE_BYTES = 32 << 20
-
-
-def keep_freed_memory() -> None:
-    """Let malloc keep memory of the size of answers. Only glibc can; elsewhere nothing happens."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)
+#: Memory of answers that is kept for the next ones (native/base/pool.h): eight of the largest chunks. Memory fresh from
+#: the kernel is cleared and mapped page by page, which takes longer than receiving into it.
+POOL_BYTES = 32 << 20
 
 
 def initialise() -> tuple[Any, Any]:

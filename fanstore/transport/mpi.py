@@ -1,17 +1,18 @@
 """Peers over MPI: one thread that makes every MPI call from initialisation to the end.
 
-MPI has no descriptor to wait on, so the thread polls: without pause while there is traffic and for SPIN_NS after it,
-then with sleeps that grow to IDLE_S. It sleeps on a descriptor, so that a request of our own wakes it at once; a peer's
-request waits at most IDLE_S. MPI_THREAD_FUNNELED is enough: one thread makes all calls, that of MPI_Init included.
+MPI has no descriptor to wait on, so the thread polls: without pause while there is traffic and for SPIN_NS after it
+(less where links are slow, `learn` in exchange.c), then with sleeps that grow to IDLE_S. It sleeps on a descriptor, so
+that a request of our own wakes it at once; a peer's request waits at most IDLE_S. MPI_THREAD_FUNNELED is enough: one
+thread makes all calls, that of MPI_Init included.
 
 What there is much of, fetching and being fetched from, runs in C without the GIL (``_native.Exchange``,
-native/exchange.h): the trio thread submits questions to it and takes over what has landed. Everything else, all other
-messages, losses, pages that are not in memory, the end, is here, on the same MPI thread between two runs of the
+native/mpi/exchange.h): the trio thread submits questions to it and takes over what is completed. Everything else, all
+other messages, losses, pages that are not in memory, the end, is here, on the same MPI thread between two runs of the
 Exchange. Why: see Exchange.
 
 Hand-overs: trio → MPI thread through the Exchange and, for what is done in Python, ``_inbox`` (a deque) and
 ``Exchange.interrupt``; MPI thread → trio through the Exchange, whose descriptor becomes readable, and for calls through
-TrioToken.run_sync_soon. Nothing else is shared, but for the per-peer flags in ``Peer`` (flight.py), which are single
+TrioToken.run_sync_soon. Nothing else is shared, but for the per-peer flags in ``Peer`` (inflight.py), which are single
 assignments.
 
 Memory: the receive of a fetch is posted in its final memory before the request leaves. If the caller gives up, the
@@ -40,8 +41,8 @@ from fanstore import _native
 from fanstore.errors import FanstoreError
 from fanstore.transport import library
 from fanstore.transport.deadlines import Deadlines
-from fanstore.transport.flight import FAILED, Counters, Flight, Peer
 from fanstore.transport.gathering import Finish, Gatherings
+from fanstore.transport.inflight import FAILED, Counters, InFlight, Peer
 from fanstore.transport.peers import (
     MESSAGE_BYTES,
     Host,
@@ -84,7 +85,6 @@ class MpiPeers:
 
     def __init__(self) -> None:
         """Start the MPI thread and initialise MPI in it. Collective: all ranks must do it. On the trio thread."""
-        library.keep_freed_memory()
         self._trio = trio.lowlevel.current_trio_token()
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._ended = threading.Event()
@@ -118,7 +118,7 @@ class MpiPeers:
                 raise self._start_error
             raise FanstoreError(f"MPI cannot be used: {self._start_error}") from self._start_error
         trio.lowlevel.spawn_system_task(self._deadlines.watch)
-        trio.lowlevel.spawn_system_task(self._deliver_landed)
+        trio.lowlevel.spawn_system_task(self._deliver_completions)
 
     @property
     def exchange(self) -> _native.Exchange:
@@ -133,8 +133,8 @@ class MpiPeers:
         deadline_s = time.monotonic() + timeout_s
         if not to.window.enter_nowait(length):
             await self._wait_for_place(to, length, timeout_s)
-        flight, answer = self._begin(to, deadline_s, _FETCH, partition, offset, length, b"", length)
-        got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
+        request, answer = self._begin(to, deadline_s, _FETCH, partition, offset, length, b"", length)
+        got: int = await trio.lowlevel.wait_task_rescheduled(request.give_up)
         if got == length:
             return memoryview(answer)
         if got >= 0:
@@ -147,8 +147,8 @@ class MpiPeers:
         deadline_s = time.monotonic() + timeout_s
         if not to.window.enter_nowait(MESSAGE_BYTES):
             await self._wait_for_place(to, MESSAGE_BYTES, timeout_s)
-        flight, answer = self._begin(to, deadline_s, _ASK, 0, 0, len(question), question, MESSAGE_BYTES)
-        got: int = await trio.lowlevel.wait_task_rescheduled(flight.give_up)
+        request, answer = self._begin(to, deadline_s, _ASK, 0, 0, len(question), question, MESSAGE_BYTES)
+        got: int = await trio.lowlevel.wait_task_rescheduled(request.give_up)
         if got > 0:
             return bytes(memoryview(answer)[:got])
         if got == 0:
@@ -165,16 +165,16 @@ class MpiPeers:
         length: int,
         text: bytes,
         answer_bytes: int,
-    ) -> tuple[Flight, _native.Answer]:
+    ) -> tuple[InFlight, _native.Answer]:
         """Send a question for which there is a place in the window, and whose answer has at most so many bytes."""
         if peer.lost or peer.said_bye:
             peer.window.leave(answer_bytes)
             raise PeerLostError(f"rank {peer.rank} is gone")
-        flight = Flight(peer, trio.lowlevel.current_task(), deadline_s, answer_bytes)
+        request = InFlight(peer, trio.lowlevel.current_task(), deadline_s, answer_bytes)
         # Memory is taken only now: there is a place in the window, which bounds it.
-        answer = self._exchange.submit(flight, peer.rank, kind, partition, offset, length, text, answer_bytes)
-        self._deadlines.add(flight)
-        return flight, answer
+        answer = self._exchange.submit(request, peer.rank, kind, partition, offset, length, text, answer_bytes)
+        self._deadlines.add(request)
+        return request, answer
 
     def _failure(self, peer: Peer, got: int, timeout_s: float) -> PeerError:
         if got == FAILED:
@@ -194,19 +194,19 @@ class MpiPeers:
         self._counters.timeouts += 1
         return PeerTimeoutError(f"rank {peer.rank} did not answer within {timeout_s:g} s")
 
-    async def _deliver_landed(self) -> None:
+    async def _deliver_completions(self) -> None:
         """For ever: wake those whose answers are here."""
         exchange, discard = self._exchange, self._deadlines.discard
         while True:
-            landed = exchange.take_landed()
-            if not landed:
+            completions = exchange.take_completions()
+            if not completions:
                 await trio.lowlevel.wait_readable(exchange.fileno())
                 continue
-            for flight, got in landed:
-                flight.peer.window.leave(flight.answer_bytes)
-                discard(flight)
-                if flight.task is not None:
-                    trio.lowlevel.reschedule(flight.task, outcome.Value(got))
+            for request, got in completions:
+                request.peer.window.leave(request.answer_bytes)
+                discard(request)
+                if request.task is not None:
+                    trio.lowlevel.reschedule(request.task, outcome.Value(got))
                 else:
                     self._counters.late_answers += got != FAILED
             # Those who were woken run now; more may land meanwhile, and need no system call to be found.

@@ -1,8 +1,8 @@
 """What the daemons of one job can do for each other; the interface that every transport has.
 
 A daemon fetches ranges of partitions that a peer has on its disk, asks peers small questions, and tells all of them
-something. Implementations: mpi.py (real), inprocess.py (several ranks in one process, for tests). The one conformance
-class that both pass is in tests/test_transport.py.
+something. Implementations: mpi.py, and for tests tests/inprocess_transport.py (several ranks in one process). The one
+conformance class that both pass is in tests/test_transport.py.
 
 Callers are on the trio thread. ``Host`` is what a transport calls on this node; it says on which thread.
 """
@@ -38,8 +38,9 @@ class Host(Protocol):
     """What a transport needs from this node to serve the others. Called on the transport's own thread: never blocks."""
 
     def mapped_partition(self, partition: int) -> memoryview | None:
-        """All of a partition that is on this node's disk, in memory that stays valid; None if it is not here.
+        """All of a partition that is on this node's disk, mapped from its file for good; None if it is not here.
 
+        Its pages may be taken out of the page table at any time, by which memory of another kind would lose its bytes.
         What it once was for a partition it remains: the transport may keep it and not ask again.
         """
 

@@ -9,8 +9,8 @@ import trio
 #: Requests under way to one peer. 16 of 107 KB keep a link busy; more only queue at the peer.
 WINDOW = 16
 #: Bytes that they bring, but for the last of them: four of the largest chunks. Two are on the link (FSX_ASKED_LEAST of
-#: native/exchange.h), the others are checked or next in line. More is memory that has left the processor's caches when
-#: its answer comes.
+#: native/mpi/exchange.h), the others are checked or next in line. More is memory that has left the processor's caches
+#: when its answer comes.
 WINDOW_BYTES = 16 << 20
 
 

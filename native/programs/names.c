@@ -1,6 +1,6 @@
 /* names.c: the program fanstore-names, which lists directories of a mount so that the kernel knows the names in them.
  *
- *   fanstore-names MOUNTPOINT      started by fuse/lister.py, with a socket for its standard input (nameorder.h)
+ *   fanstore-names MOUNTPOINT      started by fuse/helper.py, with a socket for its standard input (nameorder.h)
  *
  * A process of its own, because a daemon that waits for its own mount cannot be ended (docs/concurrency.md, invariant 10): it
  * holds no descriptor of /dev/fuse, so that with the daemon the connection ends, and with that whatever this waits for. In
@@ -9,7 +9,7 @@
  * No directory stays open from one order to the next: an unmount finds the mount busy for one short listing at most. What
  * goes wrong is nobody's error: the answer says that there is no more to be had. Ends with its socket, or with the daemon.
  */
-#include "../nameorder.h"
+#include "fuse/nameorder.h"
 
 #include <errno.h>
 #include <fcntl.h>

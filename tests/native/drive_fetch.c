@@ -1,21 +1,20 @@
-/* drive_fetch.c: many threads on native/fetching.c and native/exchange.c, over an MPI library that is made up here.
+/* drive_fetch.c: many threads on native/chunks/ and native/mpi/exchange.c, over an MPI library that is made up here.
  *
  * Two peers have all partitions. What they do with a question is set while readers read: answer it, with the right bytes
  * or with a wrong one, refuse it, keep it for later, or die. One thread makes all calls of the library, as in the daemon;
- * this one plays Python. Every reader must be answered exactly once, with the right bytes, or cross over.
+ * this one plays Python, which brings what the peers do not. Every reader must be answered exactly once, with the right bytes.
  */
-#include "drive_world.h"
+#include "drive_rig.h"
 
 #include <endian.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define READERS 24u
 #define RANKS 3
-#define LIMIT_NS UINT64_C(3000000000) /* an honest peer needs less, however busy the machine */
+#define LIMIT_NS UINT64_C(10000000000) /* an honest peer needs less, however busy the machine */
 #define MOST_BYTES (1u << 20)
 
 /* ---- the library: on the MPI thread, but for what the peers are to do --------------------------------------------- */
@@ -167,12 +166,11 @@ static bool is_asked(int peer) {
 
 struct stage {
     struct fsx_exchange exchange;
-    struct fsx_content *content;
-    struct fsx_fetcher *fetcher;
+    struct fsx_broker *broker;
+    int wake;
     atomic_bool ending;   /* the MPI thread ends when nothing is under way */
     atomic_bool stopping; /* readers end */
-    _Atomic(uint64_t) told, failures[4], refused, interrupted, from_cache;
-    _Atomic(uint64_t) answered, answered_long, crossed, crossed_long; /* long: those that need two chunks */
+    _Atomic(uint64_t) failures[4], upcalls, cancelled, answered, answered_long, prefetched; /* long: in two chunks */
 };
 
 static void *mpi_main(void *argument) {
@@ -195,105 +193,81 @@ static void *mpi_main(void *argument) {
 
 /* ---- readers ------------------------------------------------------------------------------------------------------ */
 
-struct ticket {
-    pthread_mutex_t lock;
-    pthread_cond_t ended;
-    uint64_t unique; /* 0: nobody waits */
-    enum { WAITS, RIGHT, CROSSES, TAKEN_BACK, ERROR } state;
-};
-
 struct reader_job {
     struct stage *stage;
     uint32_t number;
     uint64_t seed;
 };
 
-static struct ticket tickets[READERS];
+/* A read, and the thread that waits for it. */
+struct ticket {
+    struct fsx_read read;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    uint32_t ends;
+    int error;
+};
 
-static void end_ticket(uint64_t unique, int state) {
-    struct ticket *ticket = &tickets[unique % READERS];
+static void answer(struct fsx_read *read, const void *data, int error) {
+    struct ticket *ticket = (struct ticket *)read;
+    if (error == 0)
+        check(memcmp(data, world.truth[read->entry] + read->offset, read->length) == 0, "other bytes");
     pthread_mutex_lock(&ticket->lock);
-    check(ticket->unique == unique && ticket->state == WAITS, "a reader is answered twice");
-    ticket->state = state;
+    ticket->ends++;
+    ticket->error = error;
     pthread_cond_signal(&ticket->ended);
     pthread_mutex_unlock(&ticket->lock);
 }
 
-static void answer(void *context, const struct fsx_reader *reader, const void *data, int error) {
-    struct stage *stage = context;
-    check(error == 0 || error == EIO, "another error");
-    if (error == 0) {
-        check(memcmp(data, world.truth[reader->entry] + reader->offset, reader->length) == 0, "other bytes");
-        atomic_fetch_add(&stage->answered, 1);
-        if (reader->offset % FSX_CHUNK_BYTES + reader->length > FSX_CHUNK_BYTES)
-            atomic_fetch_add(&stage->answered_long, 1);
-    }
-    end_ticket(reader->unique, error == 0 ? RIGHT : ERROR);
-}
-
-static void cross(void *context, const struct fsx_reader *reader) {
-    struct stage *stage = context;
-    /* One that needs two chunks may find that the cache has no room for both. */
-    const bool spans = reader->offset % FSX_CHUNK_BYTES + reader->length > FSX_CHUNK_BYTES;
-    atomic_fetch_add(spans ? &stage->crossed_long : &stage->crossed, 1);
-    end_ticket(reader->unique, CROSSES);
-}
-
-static void tell(void *context) { atomic_fetch_add(&((struct stage *)context)->told, 1); }
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+static bool is_it(const struct fsx_read *read, uint64_t key) { return (uintptr_t)read == key; }
 
 static void *read_main(void *argument) {
     struct reader_job *job = argument;
     struct stage *stage = job->stage;
-    struct ticket *ticket = &tickets[job->number];
-    struct fsx_hands hands;
-    check(fsx_hands_make(&hands), "no memory");
-    for (uint64_t turn = 1; !atomic_load(&stage->stopping); turn++) {
+    struct fsx_read_counts counts = {0};
+    while (!atomic_load(&stage->stopping)) {
         struct piece piece = some_piece(&job->seed, MOST_BYTES);
         if (below(&job->seed, 2) == 0 && world.index.size[piece.entry] <= MOST_BYTES)
             piece = (struct piece){piece.entry, 0, (uint32_t)world.index.size[piece.entry]};
-        if (fsx_content_read(stage->content, &hands, piece.entry, piece.offset, piece.length)) {
-            check(memcmp(hands.answer, world.truth[piece.entry] + piece.offset, piece.length) == 0, "the cache is wrong");
-            atomic_fetch_add(&stage->from_cache, 1);
+        if (below(&job->seed, 20) == 0) { /* on nobody's behalf */
+            fsx_broker_want(stage->broker, NULL, piece.entry, (uint32_t)(piece.offset / FSX_CHUNK_BYTES), NULL, FSX_KEEP);
+            atomic_fetch_add(&stage->prefetched, 1);
+        }
+        struct ticket ticket = {
+            .read = {.entry = piece.entry, .length = piece.length, .offset = piece.offset, .done = answer},
+            .lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
+        fsx_read_start(&ticket.read, stage->broker, &counts);
+        if (below(&job->seed, 16) == 0 && fsx_read_cancel(stage->broker, is_it, (uintptr_t)&ticket) != NULL) {
+            atomic_fetch_add(&stage->cancelled, 1);
             continue;
         }
-        const uint64_t unique = turn * READERS + job->number;
-        pthread_mutex_lock(&ticket->lock);
-        ticket->unique = unique;
-        ticket->state = WAITS;
-        pthread_mutex_unlock(&ticket->lock);
-        const struct fsx_reader reader = {.worker = job->number, .entry = piece.entry, .unique = unique,
-                                          .offset = piece.offset, .length = piece.length, .start_ns = now_ns()};
-        if (!fsx_fetcher_fetch(stage->fetcher, &reader)) {
-            atomic_fetch_add(&stage->refused, 1);
-            continue;
-        }
-        uint32_t worker;
-        if (below(&job->seed, 16) == 0 && fsx_fetcher_interrupt(stage->fetcher, unique, &worker)) {
-            check(worker == job->number, "another reader was interrupted");
-            atomic_fetch_add(&stage->interrupted, 1);
-            end_ticket(unique, TAKEN_BACK);
-        }
-        pthread_mutex_lock(&ticket->lock);
-        while (ticket->state == WAITS)
-            pthread_cond_wait(&ticket->ended, &ticket->lock);
-        ticket->unique = 0;
-        pthread_mutex_unlock(&ticket->lock);
+        pthread_mutex_lock(&ticket.lock);
+        while (ticket.ends == 0)
+            pthread_cond_wait(&ticket.ended, &ticket.lock);
+        pthread_mutex_unlock(&ticket.lock);
+        if (ticket.error != 0 && !atomic_load(&stage->stopping))
+            fprintf(stderr, "while %s is awaited: %s\n", waits_for, strerror(ticket.error));
+        check(ticket.ends == 1 && (ticket.error == 0 || atomic_load(&stage->stopping)), "a reader is not answered as it should");
+        atomic_fetch_add(&stage->answered, ticket.error == 0);
+        if (piece.offset % FSX_CHUNK_BYTES + piece.length > FSX_CHUNK_BYTES)
+            atomic_fetch_add(&stage->answered_long, 1);
     }
-    fsx_hands_free(&hands);
     return NULL;
 }
 
 /* ---- Python: this thread ------------------------------------------------------------------------------------------ */
 
-static void take_failures(struct stage *stage) {
+static void play_python(struct stage *stage) {
+    /* Not until there are none: where all is asked of Python, there are always some. */
+    struct fsx_chunk_upcall upcalls[5];
+    const size_t asked = fsx_broker_take_upcalls(stage->broker, upcalls, 5);
+    for (size_t i = 0; i < asked; i++) {
+        atomic_fetch_add(&stage->upcalls, 1);
+        bring(stage->broker, upcalls[i]);
+    }
     struct fsx_failure failures[5];
-    for (size_t count; (count = fsx_fetcher_take_failures(stage->fetcher, failures, 5)) > 0;)
+    struct fsx_peers *peers = fsx_broker_peers(stage->broker);
+    for (size_t count; (count = fsx_peers_take_failures(peers, failures, 5)) > 0;)
         for (size_t i = 0; i < count; i++) {
             check(failures[i].peer > 0 && failures[i].peer < RANKS && failures[i].partition < world.parts, "no such peer");
             atomic_fetch_add(&stage->failures[failures[i].kind], 1);
@@ -302,7 +276,7 @@ static void take_failures(struct stage *stage) {
 
 static void route_all(struct stage *stage, const int *ranks, uint32_t count) {
     for (uint32_t p = 0; p < world.parts; p++)
-        check(fsx_fetcher_route(stage->fetcher, p, ranks, count), "no memory");
+        check(fsx_peers_route(fsx_broker_peers(stage->broker), p, ranks, count), "no memory");
 }
 
 /* The alarm of the program ends a wait that has no end, and says which. */
@@ -312,13 +286,13 @@ static void wait_more(struct stage *stage, _Atomic(uint64_t) *counter, uint64_t 
     const uint64_t wanted = atomic_load(counter) + more;
     waits_for = what;
     while (atomic_load(counter) < wanted) {
-        take_failures(stage);
-        usleep(200);
+        play_python(stage);
+        usleep(50);
     }
 }
 
 static uint64_t fetches_of(struct stage *stage, int peer) {
-    return fsx_fetcher_count_peer(stage->fetcher, peer).fetches;
+    return fsx_peers_count(fsx_broker_peers(stage->broker), peer).fetches;
 }
 
 /* All that can happen to peers, one after the other, while readers read. */
@@ -326,18 +300,18 @@ static void play(struct stage *stage, uint32_t rounds) {
     const int both[] = {1, 2};
     wait_for(stage, &stage->answered, rounds);
     wait_for(stage, &stage->answered_long, 1);
-    wait_for(stage, &stage->interrupted, 1);
-    wait_for(stage, &stage->from_cache, 1);
-    take_failures(stage);
+    wait_for(stage, &stage->cancelled, 1);
+    wait_for(stage, &stage->prefetched, 1);
+    play_python(stage);
     for (int kind = 0; kind < 4; kind++)
         check(atomic_load(&stage->failures[kind]) == 0, "a failure of an honest peer");
     check(fetches_of(stage, 1) > 0 && fetches_of(stage, 2) > 0, "not both are asked");
-    check(atomic_load(&stage->crossed) == 0, "somebody crosses over without need");
+    check(atomic_load(&stage->upcalls) == 0, "Python is asked without need");
 
     atomic_store(&manners[1], REFUSES);
     wait_for(stage, &stage->failures[FSX_PEER_REFUSED], 3);
-    check(atomic_load(&stage->crossed) > 0 && atomic_load(&stage->told) > 0, "Python does not know");
-    route_all(stage, both + 1, 1); /* as Python does */
+    wait_for(stage, &stage->upcalls, 3); /* it brings what the peer does not */
+    route_all(stage, both + 1, 1);       /* and says whom to ask */
     wait_for(stage, &stage->answered, rounds / 4);
 
     atomic_store(&manners[1], HONEST);
@@ -346,7 +320,7 @@ static void play(struct stage *stage, uint32_t rounds) {
     wait_for(stage, &stage->failures[FSX_PEER_DAMAGED], 3);
     atomic_store(&manners[2], HONEST);
     route_all(stage, both, 0);
-    wait_for(stage, &stage->refused, 3); /* nobody may be asked */
+    wait_for(stage, &stage->upcalls, 3); /* nobody may be asked */
     route_all(stage, both, 2);
 
     atomic_store(&manners[1], SILENT);
@@ -355,8 +329,10 @@ static void play(struct stage *stage, uint32_t rounds) {
     check(!fsx_exchange_is_alive(&stage->exchange, 1), "a silent peer is asked");
     atomic_store(&manners[1], HONEST);
     waits_for = "a sign of life";
-    while (!fsx_exchange_is_alive(&stage->exchange, 1))
+    while (!fsx_exchange_is_alive(&stage->exchange, 1)) {
+        play_python(stage);
         usleep(200);
+    }
     wait_for(stage, &stage->answered, rounds / 4);
 
     atomic_store(&manners[2], DEAD);
@@ -367,9 +343,11 @@ static void play(struct stage *stage, uint32_t rounds) {
 }
 
 void drive_fetch(uint32_t rounds, uint32_t cores) {
-    struct stage stage = {0};
+    struct stage stage = {.wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
     uint8_t *marks = calloc((size_t)(world.index.entries + world.index.chunk_records), 1);
-    stage.content = fsx_content_new(&world.index, marks, FSX_VERIFY_FIRST, 9 << 20, 2);
+    stage.broker = fsx_broker_new(&(struct fsx_broker_settings){
+        .index = &world.index, .marks = marks, .verify = FSX_VERIFY_FIRST, .capacity_bytes = 9 << 20, .shared_readers = 2,
+        .loaders = 2, .cores = cores, .wake = stage.wake});
     struct fsx_exchange *x = &stage.exchange;
     x->mpi = (struct fsx_mpi){.irecv = fake_irecv, .isend = fake_isend, .test = fake_test, .testsome = fake_testsome,
                               .cancel = fake_cancel, .get_count = fake_get_count, .test_cancelled = fake_test_cancelled,
@@ -378,38 +356,33 @@ void drive_fetch(uint32_t rounds, uint32_t cores) {
     x->size = RANKS;
     x->buffer_bytes = FSX_HEADER_BYTES;
     x->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    x->landing = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    check(marks != NULL && stage.content != NULL && fsx_exchange_open(x) && x->wake >= 0 && x->landing >= 0, "no memory");
-    stage.fetcher = fsx_fetcher_new(x, stage.content, 0, LIMIT_NS, cores);
-    check(stage.fetcher != NULL, "no memory");
+    x->notify = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    check(marks != NULL && stage.broker != NULL && fsx_exchange_open(x) && x->wake >= 0 && x->notify >= 0, "no memory");
+    check(fsx_broker_ask_peers(stage.broker, x, 0, LIMIT_NS) == 0, "no memory");
     route_all(&stage, (const int[]){1, 2}, 2);
-    check(fsx_fetcher_start(stage.fetcher, &(struct fsx_fetch_ends){&stage, answer, cross, tell}) == 0, "no thread");
+    check(fsx_broker_start(stage.broker) == 0, "no thread");
     pthread_t mpi, threads[READERS];
     struct reader_job jobs[READERS];
     check(pthread_create(&mpi, NULL, mpi_main, &stage) == 0, "no thread");
     for (uint32_t i = 0; i < READERS; i++) {
-        pthread_mutex_init(&tickets[i].lock, NULL);
-        pthread_cond_init(&tickets[i].ended, NULL);
         jobs[i] = (struct reader_job){&stage, i, 99 + i};
         check(pthread_create(&threads[i], NULL, read_main, &jobs[i]) == 0, "no thread");
     }
     play(&stage, rounds);
     waits_for = "the end";
-    fsx_fetcher_end(stage.fetcher); /* in the middle of it all: whoever waits is told */
     atomic_store(&stage.stopping, true);
+    fsx_broker_end(stage.broker); /* in the middle of it all: whoever waits is told */
     for (uint32_t i = 0; i < READERS; i++)
         pthread_join(threads[i], NULL);
-    while (fsx_fetcher_running(stage.fetcher) > 0)
+    while (fsx_broker_running(stage.broker) > 0)
         usleep(200);
-    fsx_fetcher_join(stage.fetcher);
-    check(fsx_fetcher_running(stage.fetcher) == 0, "a thread is left");
     atomic_store(&stage.ending, true);
     pthread_join(mpi, NULL);
     check(x->counters.late_answers > 0, "what was given up was never answered");
-    fsx_content_free(stage.content);
-    fsx_fetcher_free(stage.fetcher);
+    fsx_broker_free(stage.broker);
     fsx_exchange_free(x);
     free(marks);
     close(x->wake);
-    close(x->landing);
+    close(x->notify);
+    close(stage.wake);
 }

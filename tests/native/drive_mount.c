@@ -175,12 +175,13 @@ static void do_not_listen(struct rig *rig, const char *point) {
 /* However slow all is: until files were read ahead of somebody who wanted them. */
 static void read_until_ahead(struct rig *rig, const char *point) {
     waits_for = "a file that is read ahead";
-    struct fsx_engine_counts counts;
+    struct fsx_cache_counts counts;
+    struct fsx_read_counts reads;
     uint32_t seed = 5000;
     do {
         check(wait_for(start_reader(-1, seed++, point)) == 0, "a reader found something wrong");
-        fsx_engine_count(rig->engine, &counts);
-    } while (counts.ahead.wanted == 0);
+        fsx_broker_count(rig->broker, &counts, &reads);
+    } while (counts.prefetched_taken == 0);
 }
 
 static void *read_for_ever(void *argument) {
@@ -190,7 +191,7 @@ static void *read_for_ever(void *argument) {
     return NULL;
 }
 
-/* A partition on a file system that does not answer (the mount, of which nobody takes crossings): the engine cannot end,
+/* A partition on a file system that does not answer (the mount, of which nobody takes upcalls): the engine cannot end,
  * but its mount does. Leaves threads behind. */
 void drive_hang(const char *point) {
     struct rig below_it, rig;
@@ -201,22 +202,23 @@ void drive_hang(const char *point) {
     atomic_store(&below_it.idle, true);
     rig_start(&rig, -1, 1, NO_FILES, FSX_VERIFY_NEVER, 0, 0);
     for (uint32_t p = 0; p < world.parts; p++)
-        check(fsx_content_use(rig.content, p, fd, 1, true) == 0, "a file is not used");
+        check(fsx_files_use(fsx_broker_files(rig.broker), p, fd, 1, true) == 0, "a file is not used");
     const struct {
         struct fuse_in_header head;
         struct fuse_read_in in;
     } request = {.head = {.len = sizeof request, .opcode = FUSE_READ, .unique = 2, .nodeid = world.files[0] + 1},
                  .in = {.size = 100}};
     check_call(send(rig.kernel, &request, sizeof request, 0) == sizeof request, "it takes no message");
-    struct fsx_engine_counts counts;
+    struct fsx_cache_counts counts;
+    struct fsx_read_counts reads;
     do {
         poll(NULL, 0, 1);
-        fsx_engine_count(below_it.engine, &counts);
-    } while (counts.crossings == 0);
+        fsx_broker_count(below_it.broker, &counts, &reads);
+    } while (counts.upcalls == 0);
     pthread_t client;
     check(pthread_create(&client, NULL, read_for_ever, &rig) == 0, "no thread");
     atomic_store(&rig.ending, true);
-    pthread_join(rig.crossing, NULL);
+    pthread_join(rig.answering, NULL);
     check(!fsx_engine_stop(rig.engine, 200), "a thread that hangs has ended");
     pthread_join(client, NULL);
     pthread_join(rig.pyfuse3, NULL);
@@ -257,7 +259,7 @@ void drive_mount(double seconds, const char *point) {
             check(error == 0, "an unmount is taken for a failure");
             struct fsx_engine_counts counts;
             fsx_engine_count(rig.engine, &counts);
-            check(counts.operations[FSX_OP_READ].count > 0 && counts.crossings > 0 && counts.forwarded > 0 &&
+            check(counts.operations[FSX_OP_READ].count > 0 && atomic_load(&rig.upcalls) > 0 && counts.forwarded > 0 &&
                       counts.malformed == 0,
                   "somebody had nothing to do");
             rig_stop(&rig);

@@ -1,10 +1,10 @@
-/* drive_names.c: native/namesahead.c, with the driver for the process that lists directories.
+/* drive_names.c: native/fuse/namesahead.c, with the driver for the process that lists directories.
  *
  * The index is made by hand: a directory with many names, one with few, and one so deep that no path leads there.
  */
 #include "drive_world.h"
 
-#include "../../native/nameorder.h"
+#include "fuse/nameorder.h"
 
 #include <pthread.h>
 #include <stddef.h>

@@ -83,6 +83,9 @@ static void *write_main(void *argument) {
             check(do_task(writer->outputs, FUSE_READ, inode_of(REPLACED), 0, &again) == 0, "a read fails");
         check(do_task(writer->outputs, FUSE_READ, inode_of(OUTPUTS) + number, 0, &again) == ENOENT, "a file of nobody");
         check(fsx_outputs_has_name(writer->outputs, 7, "for ever", 8), "a name is denied");
+        struct fuse_attr_out out;
+        const uint64_t directory = inode_of(3 * number);
+        check(!fsx_outputs_described(writer->outputs, directory, &out) || out.attr.ino == directory, "another's attributes");
         check(!fsx_outputs_is_mixed(writer->outputs, 1) || fsx_outputs_is_mixed(writer->outputs, 0), "out of order");
     }
     return NULL;
@@ -119,10 +122,19 @@ static void *name_main(void *argument) {
         for (uint32_t pass = 0; pass < 2; pass++)
             for (uint32_t i = 0; i < 1000; i++) {
                 const uint64_t directory = i % 3 == 0 ? inode_of(i) : 0;
-                if (pass == 0)
+                const struct fuse_attr_out attributes = {.attr = {.ino = directory, .size = i}};
+                struct fuse_entry_out entry;
+                if (pass == 0) {
                     check(fsx_outputs_add_name(outputs, i % 5, &i, sizeof i, directory), "no memory");
-                else
-                    check(fsx_outputs_remove_name(outputs, i % 5, &i, sizeof i), "a name is lost");
+                    check(!fsx_outputs_tell(outputs, i % 5, &i, sizeof i, &entry), "nobody has said what it is");
+                    check(directory == 0 || fsx_outputs_describe(outputs, &attributes), "no memory");
+                    continue;
+                }
+                const bool told = fsx_outputs_tell(outputs, i % 5, &i, sizeof i, &entry);
+                check(told == (directory != 0) && (!told || (entry.nodeid == directory && entry.attr.size == i)),
+                      "another's attributes");
+                check(fsx_outputs_remove_name(outputs, i % 5, &i, sizeof i), "a name is lost");
+                check(!told || fsx_outputs_undescribe(outputs, directory) == 1, "look-ups are not counted");
             }
     }
     return NULL;
@@ -242,7 +254,7 @@ static void use_engine(uint32_t rounds) {
     atomic_store(&rig.idle, true);
     for (uint64_t i = 0; i < 20; i++)
         send_write(&rig, inode_of(OUTPUTS + i), 0, truth, 5000);
-    struct fsx_crossing taken;
+    struct fsx_upcall taken;
     while (fsx_engine_take(rig.engine, &taken, 1) == 0)
         poll(NULL, 0, 1);
     rig_stop(&rig);
@@ -255,7 +267,7 @@ void drive_outputs(uint32_t rounds, const char *where) {
     make_folder(where);
     use_from_threads(rounds);
     use_engine(rounds);
-    drive_births(rounds, folder);
+    drive_creates(rounds, folder);
     close(folder);
     check_call(rmdir(folder_path) == 0, folder_path);
 }

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define PACKET 300000u
@@ -78,10 +79,10 @@ static void *pyfuse3_main(void *argument) {
 }
 
 /* An output that is not here: empty. */
-static void answer_output(struct rig *rig, const struct fsx_crossing *c) {
+static void answer_output(struct rig *rig, const struct fsx_upcall *c) {
     char name[20];
     switch (c->kind) {
-    case FSX_CROSS_MAKE_LOCAL:
+    case FSX_UPCALL_MAKE_LOCAL:
         snprintf(name, sizeof name, "%" PRIx64, c->number);
         const int fd = openat(rig->folder, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
         check_call(fd >= 0, name);
@@ -93,13 +94,25 @@ static void answer_output(struct rig *rig, const struct fsx_crossing *c) {
         fsx_engine_leave(rig->engine);
         return;
     default:
-        check(c->kind == FSX_CROSS_OUTPUT_READ, "an unknown crossing");
+        check(c->kind == FSX_UPCALL_OUTPUT_READ, "an unknown upcall");
         fsx_engine_answer(rig->engine, c->token, NULL, 0, 0);
     }
 }
 
-/* The reader: knows all bytes. Looks at the counters meanwhile, as fanstore-stat does. */
-static void *crossing_main(void *argument) {
+void bring(struct fsx_broker *broker, struct fsx_chunk_upcall upcall) {
+    check(upcall.entry < world.index.entries && world.truth[upcall.entry] != NULL, "an upcall for what is no file");
+    const struct fsx_stored chunk = fsx_chunk_of(&world.index, upcall.entry, upcall.number);
+    uint8_t *stored = malloc(chunk.stored_bytes + 1);
+    check(stored != NULL, "no memory");
+    const struct iovec part = {.iov_base = stored, .iov_len = chunk.stored_bytes};
+    check_call(preadv(world.part[world.index.part[upcall.entry]], &part, 1, (off_t)chunk.position) ==
+                   (ssize_t)chunk.stored_bytes, "a partition is too short");
+    fsx_broker_give(broker, upcall, stored, chunk.stored_bytes, FSX_SHARED, 0);
+    free(stored);
+}
+
+/* Python: knows all bytes. Looks at the counters meanwhile, as fanstore-stat does. */
+static void *upcall_main(void *argument) {
     struct rig *rig = argument;
     struct fsx_engine_counts *counts = malloc(sizeof *counts);
     check(counts != NULL, "no memory");
@@ -111,24 +124,20 @@ static void *crossing_main(void *argument) {
             check_call(read(rig->wake, &count, sizeof count) == sizeof count, "the eventfd cannot be read");
         fsx_engine_count(rig->engine, counts);
         (void)fsx_engine_kernel(rig->engine);
-        struct fsx_crossing taken[7];
+        struct fsx_upcall taken[7];
         for (size_t found; !atomic_load(&rig->idle) && (found = fsx_engine_take(rig->engine, taken, 7)) > 0;)
             for (size_t i = 0; i < found; i++) {
-                const struct fsx_crossing *c = &taken[i];
-                if (c->kind != FSX_CROSS_READ) {
-                    answer_output(rig, c);
-                    continue;
-                }
-                check(c->number < world.index.entries && world.truth[c->number] != NULL &&
-                          c->offset + c->length <= world.index.size[c->number],
-                      "a crossing outside its file");
+                answer_output(rig, &taken[i]);
+                fsx_engine_answer(rig->engine, taken[i].token, NULL, 0, 0); /* an old token means nothing */
+                fsx_engine_answer(rig->engine, taken[i].token ^ 0xFFFF0000u, NULL, 0, EIO);
+            }
+        struct fsx_chunk_upcall upcalls[7];
+        for (size_t found; !atomic_load(&rig->idle) && (found = fsx_broker_take_upcalls(rig->broker, upcalls, 7)) > 0;)
+            for (size_t i = 0; i < found; i++) {
                 if (rig->delay_us > 0)
                     usleep(rig->delay_us);
-                atomic_fetch_add(&rig->crossings, 1);
-                const uint8_t *data = world.truth[c->number] + c->offset;
-                fsx_engine_answer(rig->engine, c->token, data, c->length, 0);
-                fsx_engine_answer(rig->engine, c->token, data, c->length, 0); /* an old token means nothing */
-                fsx_engine_answer(rig->engine, c->token ^ 0xFFFF0000u, NULL, 0, EIO);
+                atomic_fetch_add(&rig->upcalls, 1);
+                bring(rig->broker, upcalls[i]);
             }
     }
     free(counts);
@@ -141,7 +150,7 @@ static void use_files(struct rig *rig, enum files files) {
             continue;
         const uint8_t number = files == SHARED_FILES || (files == MIXED_FILES && p % 3 == 1) ? 1 : 2;
         const int fd = files == DAMAGED_FILES ? world.damaged[p] : world.part[p];
-        check(fsx_content_use(rig->content, p, fd, number, false) == 0, "a file is not used");
+        check(fsx_files_use(fsx_broker_files(rig->broker), p, fd, number, false) == 0, "a file is not used");
     }
 }
 
@@ -170,28 +179,39 @@ void rig_start_with(struct rig *rig, struct fsx_outputs *outputs, int folder, in
     rig->python = socket[0];
     rig->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     rig->marks = calloc((size_t)(world.index.entries + world.index.chunk_records), 1);
-    rig->content = fsx_content_new(&world.index, rig->marks, verify, cache_bytes, 2);
-    check(rig->wake >= 0 && rig->marks != NULL && rig->content != NULL, "no memory");
+    rig->broker = fsx_broker_new(&(struct fsx_broker_settings){
+        .index = &world.index, .marks = rig->marks, .verify = verify, .capacity_bytes = cache_bytes, .shared_readers = 2,
+        .loaders = 2, .cores = 2, .wake = rig->wake});
+    check(rig->wake >= 0 && rig->marks != NULL && rig->broker != NULL, "no memory");
+    check(fsx_broker_start(rig->broker) == 0, "no thread");
     use_files(rig, files);
     const struct fsx_engine_settings settings = {
         .tree = {.index = &world.index, .uid = 1, .gid = 2, .hidden = -1, .blocks = 5, .files = 6,
                  .outputs = outputs},
-        .content = rig->content, .device = device, .socket = socket[1], .wake = rig->wake, .workers = workers,
+        .broker = rig->broker, .device = device, .socket = socket[1], .wake = rig->wake, .workers = workers,
         .max_background = 64};
     rig->engine = fsx_engine_start(&settings);
     check_call(rig->engine != NULL, "the engine does not start");
     close(socket[1]);
     close(device);
     check(pthread_create(&rig->pyfuse3, NULL, pyfuse3_main, rig) == 0, "no thread");
-    check(pthread_create(&rig->crossing, NULL, crossing_main, rig) == 0, "no thread");
+    check(pthread_create(&rig->answering, NULL, upcall_main, rig) == 0, "no thread");
 }
 
 void rig_stop(struct rig *rig) {
     atomic_store(&rig->ending, true);
-    pthread_join(rig->crossing, NULL);
+    pthread_join(rig->answering, NULL);
     check(fsx_engine_stop(rig->engine, 20000), "the engine does not stop");
+    rig_free(rig);
+}
+
+void rig_free(struct rig *rig) {
     pthread_join(rig->pyfuse3, NULL);
-    fsx_content_free(rig->content);
+    fsx_broker_end(rig->broker);
+    waits_for = "the end of the broker";
+    while (fsx_broker_running(rig->broker) > 0)
+        usleep(200);
+    fsx_broker_free(rig->broker);
     free(rig->marks);
     close(rig->python);
     close(rig->wake);

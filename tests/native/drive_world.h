@@ -5,7 +5,8 @@
 #ifndef FANSTORE_DRIVE_WORLD_H
 #define FANSTORE_DRIVE_WORLD_H
 
-#include "../../native/engine.h"
+#include "fuse/engine.h"
+#include "chunks/reads.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -66,17 +67,17 @@ char *path_of(const char *root, uint32_t entry);
 extern atomic_bool far_away;
 
 /* Scenarios; each ends the program if something is wrong. */
-void drive_cache(uint32_t rounds);
-void drive_content(uint32_t rounds);
+void drive_slabs(uint32_t rounds);
+void drive_broker(uint32_t rounds);
 void drive_ahead(uint32_t rounds);
 /* As on a machine with so many cores. */
 void drive_fetch(uint32_t rounds, uint32_t cores);
 void drive_names(uint32_t rounds);
-void drive_watch(uint32_t rounds);
+void drive_busy_poll(uint32_t rounds);
 void drive_socket(uint32_t rounds);
 void drive_outputs(uint32_t rounds, const char *where);
 /* In an empty directory, which is left empty. */
-void drive_births(uint32_t rounds, int folder);
+void drive_creates(uint32_t rounds, int folder);
 void drive_mount(double seconds, const char *point);
 void drive_hang(const char *point);
 int drive_reader(double seconds, uint64_t seed, const char *point);

@@ -1,6 +1,6 @@
 /* engine_drive.c: drives the native engine with real partitions; built with sanitizers by test_native_engine.py.
  *
- *   engine_drive cache|content|ahead|names|fetch|fetch-few-cores|watch|socket|outputs ROUNDS INDEX SOURCE FOLDER PART...
+ *   engine_drive slabs|broker|ahead|names|fetch|fetch-few-cores|busy_poll|socket|outputs ROUNDS INDEX SOURCE FOLDER PART...
  *   engine_drive mount SECONDS INDEX SOURCE FOLDER PART...       as root: FOLDER/mount is the mount point
  *   engine_drive hang 0 INDEX SOURCE FOLDER PART...               likewise
  *   engine_drive reader SECONDS:SEED INDEX SOURCE FOLDER         started by the one above: reads the mount
@@ -149,10 +149,10 @@ int main(int argc, char **argv) {
     char point[4096];
     snprintf(point, sizeof point, "%s/mount", folder);
     int code = 0;
-    if (strcmp(mode, "cache") == 0)
-        drive_cache((uint32_t)strtoul(argv[2], NULL, 10));
-    else if (strcmp(mode, "content") == 0)
-        drive_content((uint32_t)strtoul(argv[2], NULL, 10));
+    if (strcmp(mode, "slabs") == 0)
+        drive_slabs((uint32_t)strtoul(argv[2], NULL, 10));
+    else if (strcmp(mode, "broker") == 0)
+        drive_broker((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "ahead") == 0)
         drive_ahead((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "names") == 0)
@@ -161,8 +161,8 @@ int main(int argc, char **argv) {
         drive_fetch((uint32_t)strtoul(argv[2], NULL, 10), 64);
     else if (strcmp(mode, "fetch-few-cores") == 0)
         drive_fetch((uint32_t)strtoul(argv[2], NULL, 10), 1);
-    else if (strcmp(mode, "watch") == 0)
-        drive_watch((uint32_t)strtoul(argv[2], NULL, 10));
+    else if (strcmp(mode, "busy_poll") == 0)
+        drive_busy_poll((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "socket") == 0)
         drive_socket((uint32_t)strtoul(argv[2], NULL, 10));
     else if (strcmp(mode, "outputs") == 0)

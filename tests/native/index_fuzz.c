@@ -1,4 +1,4 @@
-/* index_fuzz.c: throws spoiled indexes at native/index.c; built with sanitizers by test_native_sanitized.py.
+/* index_fuzz.c: throws spoiled indexes at native/format/index.c; built with sanitizers by test_native_sanitized.py.
  *
  *   index_fuzz SEED ROUNDS FILE...
  *
@@ -7,7 +7,7 @@
  * sanitizer sees any read outside it. What is accepted is walked completely: all names, look-ups, targets and chunks.
  * Prints "accepted A refused R"; anything odd ends the program with a message and a code that is not zero.
  */
-#include "../../native/index.h"
+#include "format/index.h"
 #include "chance.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* request_fuzz.c: throws messages at native/request.c and native/answers.c; built with sanitizers by
+/* request_fuzz.c: throws messages at native/fuse/request.c and native/fuse/fuse_meta.c; built with sanitizers by
  * test_native_sanitized.py.
  *
  *   request_fuzz SEED ROUNDS INDEX...
@@ -10,7 +10,7 @@
  * silent S reads D outputs O forwarded F refused X"; anything odd ends the program with a message and a code that
  * is not zero.
  */
-#include "../../native/answers.h"
+#include "fuse/fuse_meta.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -133,7 +133,7 @@ static void check_xattr(const struct fsx_tree *tree, const struct fsx_request *r
     const uint32_t entry = (uint32_t)(request->nodeid - 1);
     char value[32];
     if (strcmp(name, "user.fanstore.codec") == 0)
-        strcpy(value, tree->index->codec[entry] == FSX_CODEC_LZ4 ? "lz4" : "none");
+        strcpy(value, (const char *const[]){"none", "lz4", "zstd"}[tree->index->codec[entry]]);
     else if (strcmp(name, "user.fanstore.stored_size") == 0)
         snprintf(value, sizeof value, "%" PRIu64, tree->index->stored[entry]);
     else
@@ -254,6 +254,7 @@ static void check_task(const struct fsx_tree *tree, const struct fsx_request *re
         return;
     }
     case FUSE_FALLOCATE:
+    case FUSE_FSYNC:
         return;
     default:
         check(task->opcode == FUSE_LSEEK && (task->mode == SEEK_DATA || task->mode == SEEK_HOLE), "no such task");

@@ -2,7 +2,7 @@
 #ifndef FANSTORE_REQUEST_MAKING_H
 #define FANSTORE_REQUEST_MAKING_H
 
-#include "../../native/answers.h"
+#include "fuse/fuse_meta.h"
 #include "chance.h"
 
 #include <fcntl.h>

@@ -19,5 +19,5 @@ def use(module: str) -> None:
 
 def is_the_only_one(module: str) -> bool:
     """The sanitized module must be the one that was used."""
-    loaded = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "_native" in line]
-    return set(loaded) == {module}
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return {path for path in loaded if "fanstore/_native" in path or path == module} == {module}

@@ -17,7 +17,7 @@ def main() -> int:
     from fanstore.cli.prep import main as prepare
     from fanstore.cli.verify import main as verify
 
-    for codec, jobs in (("none", "1"), ("none", "4"), ("lz4", "1"), ("lz4", "4"), ("lz4hc", "4")):
+    for codec, jobs in (("none", "1"), ("none", "4"), ("lz4", "1"), ("lz4", "4"), ("lz4hc", "4"), ("zstd", "4")):
         out = f"{prefix}-{codec}-{jobs}.fan"
         if prepare([source, out, "--codec", codec, "--partition-size", "8MiB", "--jobs", jobs, "--quiet"]) != 0:
             return 3

@@ -1,0 +1,1 @@
+"""The daemons of a job: start, agreement, one node's parts put together, accounts, the end."""

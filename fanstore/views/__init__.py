@@ -1,0 +1,1 @@
+"""Files of a mounted dataset as memory, for programs that FanStore does not own."""

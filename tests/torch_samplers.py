@@ -1,0 +1,265 @@
+"""Runs the samplers of fanstore.torch with the real torch, and says what each rank has read, as JSON.
+
+Run by test_torch_samplers.py, with torch from another environment in PYTHONPATH. Each line that comes in is a case and
+its arguments; each line that goes out is its answer. With ``gloo RANK PORT`` it is one of two processes of a job, with
+``mounted RANK RANKS PORT DIRECTORY`` one of several that read the files of a mount, with ``pls`` instead of ``mounted``
+as pls.Scheduler has it.
+"""
+
+import io
+import json
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+import fanstore.torch
+from fanstore.errors import FanstoreError
+
+Read = list[list[int]]
+
+
+def make(kind: str, samples: int, ranks: int, options: dict[str, Any]) -> list[Any]:
+    """The samplers of all ranks."""
+    sampler = getattr(fanstore.torch, f"{kind}Sampler")
+    return [sampler(range(samples), ranks, rank, **options) for rank in range(ranks)]
+
+
+def read(sampler: Any, batch: int) -> list[int]:
+    """What a loader gives; as much as the sampler said before, and the loader in batches."""
+    loader: Any = DataLoader(sampler.dataset, batch_size=batch, sampler=sampler)
+    expected, batches = len(sampler), len(loader)
+    got = [batch.tolist() for batch in loader]
+    assert len(got) == batches
+    flat = [sample for batch in got for sample in batch]
+    assert len(flat) == expected, f"len is {expected}, {len(flat)} came"
+    return flat
+
+
+def losses(samplers: list[Any], epoch: int) -> None:
+    """Losses as training tells them; those of all ranks are given to each, since there is only one process."""
+    if hasattr(samplers[0], "record"):
+        values = np.random.RandomState(epoch).exponential(size=samplers[0].order.sample_count)
+        values[::7], values[1::7], values[2::7] = math.nan, -1.0, math.inf
+        for sampler in samplers:
+            sampler.order.record(epoch, values)
+
+
+def epochs(kind: str, samples: int, ranks: int, options: dict[str, Any], count: int, batch: int) -> list[Read]:
+    samplers = make(kind, samples, ranks, options)
+    everything = []
+    for epoch in range(count):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        everything.append([read(sampler, batch) for sampler in samplers])
+        losses(samplers, epoch)
+    return everything
+
+
+def resumed(
+    kind: str, samples: int, ranks: int, options: dict[str, Any], stop: int, positions: list[int], then: list[int]
+) -> dict[str, Any]:
+    """Stopped in epoch ``stop`` after each of ``positions`` samples of each rank, and gone on with ``then`` ranks.
+
+    What was read of that epoch before each stop, what was left for the last ranks, and the next epoch.
+    """
+    samplers = make(kind, samples, ranks, options)
+    for epoch in range(stop):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+            list(sampler)
+        losses(samplers, epoch)
+    for sampler in samplers:
+        sampler.set_epoch(stop)
+    before = []
+    for position, ranks_now in zip(positions, then, strict=True):
+        parts = []
+        for sampler in samplers:
+            handed = iter(sampler)
+            parts.append([sample for _, sample in zip(range(position), handed, strict=False)])
+        before.append(parts)
+        kept = io.BytesIO()
+        torch.save(samplers[-1].state_dict(), kept)  # of any one rank
+        kept.seek(0)
+        state = torch.load(kept, weights_only=True)
+        samplers = make(kind, samples, ranks_now, options)
+        for sampler in samplers:
+            sampler.load_state_dict(state)
+            sampler.set_epoch(stop)
+    left = [read(sampler, 3) for sampler in samplers]
+    for sampler in samplers:
+        sampler.set_epoch(stop + 1)
+    return {"before": before, "left": left, "next": [read(sampler, 3) for sampler in samplers]}
+
+
+def refused(kind: str, samples: int, ranks: int, options: dict[str, Any], call: str, arguments: list[Any]) -> str:
+    """The sentence with which something is refused."""
+    try:
+        getattr(make(kind, samples, ranks, options)[0], call)(*arguments)
+    except FanstoreError as error:
+        return str(error)
+    return ""
+
+
+def like_distributed_sampler(samples: int, ranks: int, drop_last: bool) -> list[list[int]]:
+    """num_samples, total_size and length of DistributedSampler and of ours."""
+    from torch.utils.data.distributed import DistributedSampler
+
+    numbers: Any = range(samples)
+    stock: Any = DistributedSampler(numbers, num_replicas=ranks, rank=0, drop_last=drop_last)
+    (ours, *_) = make("GlobalShuffle", samples, ranks, {"drop_last": drop_last})
+    return [[each.num_samples, each.total_size, len(each), len(list(each))] for each in (stock, ours)]
+
+
+def gloo(rank: int, port: int) -> dict[str, Any]:
+    """One of two processes: losses recorded on each decide the same exchange on both."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dataset: Any = fanstore.torch.Indexed(torch.arange(40))
+    sampler = fanstore.torch.ImportanceExchangeSampler(dataset, fraction=0.25, seed=5)
+    loader: Any = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=1)
+    seen: list[list[int]] = []
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        seen.append([])
+        for indices, numbers in loader:
+            assert torch.equal(indices, numbers)
+            seen[-1] += indices.tolist()
+            if epoch < 3:  # of the last one nobody has losses, as when a job ends
+                sampler.record(indices, torch.where(indices % 5 == 0, 1e6, 1e-3))
+        important = sampler.order.exchange(epoch, rank).sent % 5 == 0 if epoch else np.zeros(1, bool)
+        seen[-1].append(int(important.sum()))
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"seen": seen, "ranks": sampler.num_replicas}
+
+
+class Files:
+    """All files below a directory, as an ImageFolder has them; a sample is a file's length."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.samples = [(str(path), 0) for path in sorted(root.rglob("*")) if path.is_file()]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> int:
+        return len(Path(self.samples[index][0]).read_bytes())
+
+
+def mounted(rank: int, ranks: int, port: int, directory: Path) -> list[str]:
+    """One of several processes, each on its node: reads one epoch of local shuffling."""
+    import torch.distributed as dist
+
+    if port:
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    dataset: Any = Files(directory)
+    sampler = fanstore.torch.LocalShuffleSampler(dataset, None if port else ranks, None if port else rank)
+    for _ in DataLoader(dataset, batch_size=2, sampler=sampler):
+        pass
+    if port:
+        dist.barrier()
+        dist.destroy_process_group()
+    return [str(Path(dataset.samples[sample][0]).relative_to(directory)) for sample in sampler.samples()]
+
+
+def read_bytes(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def scheduled(rank: int, ranks: int, directory: Path) -> dict[str, Any]:
+    """One rank alone: two epochs of pls.Scheduler, and what the daemon has counted after each step of it."""
+    from fanstore.torch import pls
+
+    def reads() -> dict[str, int]:
+        sources = json.loads((directory / ".fanstore/stats.json").read_bytes())["sources"]
+        return {name: sources[name]["reads"] for name in ("local", "remote")}
+
+    dataset: Any = pls.ImageFolder(directory, transforms=len, loader=read_bytes)
+    everything = len(dataset)
+    scheduler = pls.Scheduler(dataset, 4, 0.5, num_replicas=ranks, rank=rank, seed=3)
+    loader: Any = DataLoader(dataset, 4, shuffle=True, num_workers=1, persistent_workers=True)
+    said: dict[str, Any] = {"everything": everything, "classes": dataset.classes, "seen": [], "labels": []}
+    for epoch in range(2):
+        scheduler.scheduling(epoch)
+        exchange = scheduler.sampler.order.exchange(epoch, rank)
+        seen = [
+            (int(size) - 20_000, int(label))
+            for sizes, labels in loader
+            for size, label in zip(sizes, labels, strict=True)
+        ]
+        said["seen"].append(sorted(number for number, _ in seen))
+        said["labels"] += seen
+        if epoch:
+            break
+        said |= {"sent": len(exchange.sent), "received": len(exchange.received), "read": reads()}
+        scheduler.communicate()
+        said["after_one"] = settled(reads, "remote", 1)
+        scheduler.synchronize()
+        said["after_all"] = settled(reads, "remote", said["received"])
+        said["before_again"] = reads()
+        for sample in exchange.sent:  # the kernel has them
+            read_bytes(dataset.samples[sample][0])
+        said["again"] = reads()
+        scheduler.clean_local_storage()
+        for sample in exchange.sent:
+            read_bytes(dataset.samples[sample][0])
+        said["cleaned"] = reads()
+    said["end"] = reads()
+    return said
+
+
+def image_folder(root: str, class_file: str | None) -> Any:
+    """All of a pls.ImageFolder, with real images: path, class and upper left pixel; or why it is refused."""
+    from fanstore.torch import pls
+
+    try:
+        dataset: Any = pls.ImageFolder(root, class_file, lambda image: image.getpixel((0, 0)))
+    except FanstoreError as error:
+        return str(error)
+    return [[path, *dataset[number]] for number, (path, _) in enumerate(dataset.samples)]
+
+
+def settled(reads: Callable[[], dict[str, int]], source: str, wanted: int) -> int:
+    """The count of a source once it is as high as wanted, or after ten seconds."""
+    deadline = time.monotonic() + 10
+    while (count := reads()[source]) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return count
+
+
+CASES: list[Callable[..., Any]] = [epochs, resumed, refused, like_distributed_sampler, image_folder]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["gloo"]:
+        print(json.dumps(gloo(*map(int, sys.argv[2:]))))
+        return
+    if sys.argv[1:2] == ["mounted"]:
+        rank, ranks, port = map(int, sys.argv[2:5])
+        print(json.dumps(mounted(rank, ranks, port, Path(sys.argv[5]))))
+        return
+    if sys.argv[1:2] == ["pls"]:
+        print(json.dumps(scheduled(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[5]))))
+        return
+    cases = {case.__name__: case for case in CASES}
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer = {"answer": cases[name](**arguments)}
+        except Exception:  # noqa: BLE001  (the test that asked fails with it)
+            answer = {"failed": traceback.format_exc()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
