@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanstore.cli.plan_measure import _make_plan, _toml
-from fanstore.doctor.speeds import PREFIX
+from fanstore.doctor.speeds import PREFIX, disk_write
 from fanstore.errors import UsageError
 from fanstore.model.machine import machine_of
 
@@ -99,17 +100,35 @@ def test_interrupted(shared: Path, tmp_path: Path) -> None:
     """As soon as there is something to be removed."""
     words = ["measure", tmp_path / "site.toml", "--shared", shared, "--local", tmp_path]
     command = [str(word) for word in (BIN / "fanstore-plan", *words)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        end_s = time.monotonic() + LIMIT_S
-        while not list(tmp_path.glob(f"{PREFIX}*")) and time.monotonic() < end_s:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end_s = time.monotonic() + LIMIT_S
+            while not list(tmp_path.glob(f"{PREFIX}*")) and time.monotonic() < end_s:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     assert process.returncode == 130 and errors.endswith("fanstore-plan: interrupted\n")
     assert os.listdir(tmp_path) == ["shared"] and os.listdir(shared) == []
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_interrupted_while_threads_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    """The signal comes before or after the third thread is under way: who waits for it is let go."""
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) < 3 or begun:
+            start(thread)
+        if len(started) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        disk_write(tmp_path, 4, 1000)
+    assert len(started) == 3 and not any(thread.is_alive() for thread in started)
 
 
 @pytest.mark.parametrize(

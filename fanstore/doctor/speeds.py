@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,18 +102,38 @@ def _reader(directory: Path) -> _Work:
 
 
 def _together(works: Sequence[_Work]) -> Done:
+    """All at the same time, a thread for each. Ctrl-C ends those that have not begun, and waits for the others."""
     ready = threading.Barrier(len(works) + 1)
+    results: list[tuple[int, int]] = []
+    failures: list[Exception] = []
 
-    def run(work: _Work) -> tuple[int, int]:
-        ready.wait()
-        return work(time.perf_counter() + STEP_S)
+    def run(work: _Work) -> None:
+        try:
+            ready.wait()
+            results.append(work(time.perf_counter() + STEP_S))
+        except threading.BrokenBarrierError:
+            return  # interrupted
+        except Exception as error:  # noqa: BLE001  # raised again below, by who waits
+            failures.append(error)
 
-    with ThreadPoolExecutor(len(works)) as pool:
-        futures = [pool.submit(run, work) for work in works]
+    # By hand, and daemons: a signal in the middle of ThreadPoolExecutor.submit leaves a thread that nothing ends.
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    begin_s = time.perf_counter()
+    try:
+        for thread in threads:
+            thread.start()
         ready.wait()
         begin_s = time.perf_counter()
-        results = [future.result() for future in futures]
-        seconds = time.perf_counter() - begin_s
+    except BaseException:
+        ready.abort()
+        raise
+    finally:
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+    seconds = time.perf_counter() - begin_s
+    if failures:
+        raise failures[0]
     return Done(sum(files for files, _ in results), sum(count for _, count in results), seconds)
 
 
