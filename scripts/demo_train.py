@@ -1,8 +1,9 @@
 """An ordinary training loop over a folder of images: DIR/train/CLASS/*.JPEG and DIR/val/CLASS/*.JPEG.
 
 Decodes JPEGs with Pillow in a few threads, shrinks them, and fits a softmax regression with momentum in numpy. It reads
-files the way any training script does (list folders, open, read), and knows nothing about where they come from.
-Same seed and same files: same loss.
+files the way any training script does (list folders, open, read), and knows nothing about where they come from. With
+--ranks N, N processes each read their share of a common shuffle, and learn on their own. Same seed and same files: same
+loss.
 """
 
 import argparse
@@ -97,6 +98,13 @@ def accuracy(weights: Floats, samples: list[Sample], pool: ThreadPoolExecutor) -
     return right / len(samples)
 
 
+def shuffled(training: list[Sample], epochs: int, seed: int, rank: int, ranks: int) -> Iterator[list[Sample]]:
+    """What this rank reads, epoch by epoch."""
+    random = np.random.default_rng(seed)
+    for _ in range(epochs):
+        yield [training[position] for position in random.permutation(len(training))[rank::ranks]]
+
+
 def main() -> int:
     """Train, and print one line per epoch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,11 +112,19 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4, help="threads that read and decode")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="print what would be trained with, in order, and end")
     arguments = parser.parse_args()
     # Ctrl-C ends it at once: a KeyboardInterrupt that comes while a lock of the pool is taken leaves it taken for ever.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     training, classes = list_folder(arguments.directory / "train")
+    orders = shuffled(training, arguments.epochs, arguments.seed, arguments.rank, arguments.ranks)
+    if arguments.list:
+        for order in orders:
+            print("\n".join(str(sample.path.relative_to(arguments.directory)) for sample in order))
+        return 0
     validation, _ = list_folder(arguments.directory / "val")
     print(f"{len(training):,} training and {len(validation):,} validation images in {classes} classes")
     random = np.random.default_rng(arguments.seed)
@@ -117,8 +133,7 @@ def main() -> int:
     loss = float("nan")
     images, seconds = 0, 0.0
     with ThreadPoolExecutor(arguments.workers) as pool:
-        for epoch in range(arguments.epochs):
-            order = [training[position] for position in random.permutation(len(training))]
+        for epoch, order in enumerate(orders):
             begin = time.perf_counter()
             loss = train_epoch(weights, velocity, order, pool)
             elapsed = time.perf_counter() - begin

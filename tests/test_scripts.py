@@ -248,33 +248,43 @@ def test_training_is_repeatable_and_learns(images: Path, tmp_path: Path) -> None
 
 @needs_setup
 def test_demo_runs_and_cleans_up(tmp_path: Path) -> None:
-    result = run(SCRIPTS / "demo", "--images", "60", timeout=100, TMPDIR=str(tmp_path))
+    work, report = tmp_path / "work", tmp_path / "report.html"
+    work.mkdir()
+    result = run(SCRIPTS / "demo", "--images", "480", "--report", report, timeout=150, TMPDIR=str(work))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "Same loss" in result.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert "Same losses" in result.stdout
+    assert "kill -9" in result.stdout
+    assert "<html" in report.read_text()
+    assert list(work.iterdir()) == []
     assert leftovers.mounts_below(tmp_path) == []
 
 
 @needs_setup
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_demo_interrupted_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
-    """Interrupted while it is mounted, as Ctrl-C and a batch system do it: the whole group gets the signal."""
+@pytest.mark.parametrize(("number", "epochs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_demo_interrupted_cleans_up(tmp_path: Path, number: signal.Signals, epochs: int) -> None:
+    """Interrupted while it reads from the shared file system, and from FanStore.
+
+    As Ctrl-C and a batch system do it, the whole group gets the signal.
+    """
+    work = tmp_path / "work"
+    work.mkdir()
     with subprocess.Popen(
-        [SCRIPTS / "demo", "--images", "200"],
+        [SCRIPTS / "demo", "--images", "240", "--report", tmp_path / "report.html"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(work)},
         start_new_session=True,
     ) as demo:
         assert demo.stdout is not None
         output = []
         for line in demo.stdout:
             output.append(line)
-            if line.startswith("epoch 1"):
+            epochs -= line.startswith("node 0, epoch 1")
+            if not epochs:
                 os.killpg(demo.pid, number)
                 break
         output.append(demo.stdout.read())
         assert demo.wait(timeout=60) == 128 + number, "".join(output)
-    assert list(tmp_path.iterdir()) == []
+    assert list(work.iterdir()) == []
     assert leftovers.mounts_below(tmp_path) == []
