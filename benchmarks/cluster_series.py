@@ -4,10 +4,11 @@ epochs    4 hosts that compute a tenth longer than raw MPI needs for what is rem
 scaling   1 to 16 hosts with as many files each, a link, a disk and a part of the shared file system for each host
 plan      1, 2, 4 and 8 hosts, with and without order, and with too little room, beside what fanstore-plan job says
           from what fanstore-plan measure has measured on the same hosts
+gain      1, 2, 4 and 8 hosts on a shared file system that stays as it is, with and without FanStore (for the README)
 retention 8 hosts with memory for a tenth of the data: what is read from there, beside the most that is possible
 Each job is a box of its own (cluster_job.py). DIR keeps what each has measured; jobs that are in it are not run again,
 so that a series can be measured in pieces (--pieces: so many jobs now). When all are there,
-results/cluster-NAME.json.gz (of plan plan-cluster), .md and, of the first two, .png are written. Root only.
+results/cluster-NAME.json.gz (of plan plan-cluster), .md and, of some, .png are written. Root only.
 """
 
 import argparse
@@ -92,8 +93,20 @@ def _retention() -> Iterator[Run]:
         yield Run(way, way, settings)
 
 
-SERIES = {"epochs": _epochs, "scaling": _scaling, "plan": _plan, "retention": _retention}
+def _gain() -> Iterator[Run]:
+    """More hosts for the same dataset, as a user adds them; the shared file system is that of four hosts."""
+    for hosts in (1, 2, 4, 8):
+        settings = of_hosts(hosts, files=4 * FILES, partitions=16)
+        settings = settings.changed(
+            shared_mb_per_s=SHARED_MB_PER_S * 4, shared_metadata_per_s=SHARED_METADATA_PER_S * 4
+        )
+        for way in ("shared", "fanstore-stated"):
+            yield Run(f"{way}-{hosts}", way, settings.changed(epochs=3, options=("--stage-first",)))
+
+
+SERIES = {"gain": _gain, "epochs": _epochs, "scaling": _scaling, "plan": _plan, "retention": _retention}
 TITLES = {
+    "gain": "The same dataset on more hosts, from the shared file system and from FanStore",
     "epochs": "An epoch on a cluster that is bound by computing, in each way to get at the data",
     "scaling": "From 1 to 16 hosts",
     "plan": "What fanstore-plan job says, and what happens",
@@ -171,6 +184,8 @@ def make_table(name: str, result: dict[str, Any]) -> str:
     ]
     if name == "scaling":
         lines += ["", *_efficiency(jobs)]
+    if name == "gain":
+        lines += ["", *_metadata(jobs)]
     if name == "retention":
         lines += ["", *_kept(jobs)]
     if name == "plan":
@@ -190,6 +205,17 @@ def _efficiency(jobs: dict[str, Any]) -> Iterator[str]:
                 means[value["settings"]["hosts"]] = sum(map(ratio, later)) / len(later)
         rows.append([way, *(f"{means[1] / mean:.3f}" for mean in means.values())])
     yield markdown_table(["hosts", *map(str, means)], rows)
+
+
+def _metadata(jobs: dict[str, Any]) -> Iterator[str]:
+    yield "Seconds of an epoch, and metadata operations that the shared file system saw in the whole job."
+    yield ""
+    rows = []
+    for key, value in jobs.items():
+        seconds = [epoch["seconds"] for epoch in value["epochs"]]
+        operations = value["total"]["shared"]["metadata_operations"]
+        rows.append([key, f"{seconds[0]:.1f}", f"{sum(seconds[1:]) / len(seconds[1:]):.1f}", f"{operations:,}"])
+    yield markdown_table(["", "first", "later", "metadata operations"], rows)
 
 
 def _kept(jobs: dict[str, Any]) -> Iterator[str]:
@@ -223,7 +249,7 @@ def series(arguments: argparse.Namespace) -> None:
     result = {"kind": "cluster", "series": name, "machine": machine.describe(runs), "runs": results}
     if name == "plan":
         result["compared"] = compare(results)
-    drawn = name in ("epochs", "scaling")
+    drawn = name in ("gain", "epochs", "scaling")
     record.write(
         "plan-cluster" if name == "plan" else f"cluster-{name}",
         result,

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import matplotlib
@@ -364,6 +365,9 @@ def draw_dlio(record: dict[str, Any], path: Path) -> None:
 
 def draw_cluster(record: dict[str, Any], path: Path) -> None:
     """Each epoch over its computing; in a series over numbers of hosts, the mean of those behind the first."""
+    if record["series"] == "gain":
+        draw_gain(record, path)
+        return
     figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
     lines: dict[str, list[tuple[int, float]]] = {}
     for name, result in record["runs"].items():
@@ -382,6 +386,34 @@ def draw_cluster(record: dict[str, Any], path: Path) -> None:
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     _finish(figure, "A cluster in a box", "raw computes nothing: what moving alone takes", record, path)
+
+
+def draw_gain(record: dict[str, Any], path: Path) -> None:
+    """Seconds of an epoch and metadata operations, over the number of hosts: the picture at the top of the README."""
+    figure, (times, operations) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    ways = {"shared": ("shared file system", REFERENCE), "fanstore-stated": ("FanStore", OWN)}
+    hosts = sorted({result["settings"]["hosts"] for result in record["runs"].values()})
+    places = range(len(hosts))
+    for number, (way, (label, colour)) in enumerate(ways.items()):
+        results = [record["runs"][f"{way}-{count}"] for count in hosts]
+        later = [mean(epoch["seconds"] for epoch in result["epochs"][1:]) for result in results]
+        asked = [result["total"]["shared"]["metadata_operations"] for result in results]
+        for axes, values, text in ((times, later, "{:.1f}"), (operations, asked, "{:,}")):
+            bars = axes.bar([place + (number - 0.5) * 0.4 for place in places], values, 0.38, color=colour, label=label)
+            axes.bar_label(bars, [text.format(value) for value in values], fontsize=7, padding=1)
+    computing = [record["runs"][f"shared-{count}"]["epochs"][-1]["compute_s"] for count in hosts]
+    for place, seconds in zip(places, computing, strict=True):
+        times.plot([place - 0.42, place + 0.42], [seconds, seconds], color="black", linewidth=1)
+    times.set_ylabel("seconds of an epoch", fontsize=9)
+    operations.set_ylabel("metadata operations of the job", fontsize=9)
+    operations.set_yscale("log")
+    for axes in (times, operations):
+        axes.set_xticks(places, [f"{count} node{'s' * (count > 1)}" for count in hosts], fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    times.lines[0].set_label("computing alone")
+    times.legend(frameon=False, fontsize=8)
+    subtitle = "nodes, links, disks and a shared file system of this machine, slowed down; lower is better"
+    _finish(figure, "The same dataset on more nodes", subtitle, record, path)
 
 
 def draw_walk_tree(record: dict[str, Any], path: Path) -> None:
