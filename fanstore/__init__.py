@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fanstore.views.view import view
 
 __version__ = "0.1.0"
+#: The name that pip knows this by. On PyPI ``fanstore`` is somebody else's package, with the same import name.
+DISTRIBUTION = "fanstore-fs"
 __all__ = ["view"]
 
 

@@ -144,7 +144,7 @@ def allowed(part: str, target: str) -> bool:
         return target == "views"
     if target in HEIGHT:
         return HEIGHT.get(part, 0) > HEIGHT[target]
-    return target == "__version__"
+    return target in ("__version__", "DISTRIBUTION")
 
 
 def module_name(path: Path) -> str:

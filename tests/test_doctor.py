@@ -23,7 +23,7 @@ from mounting import Mount, command, needs_fuse, needs_root, prepare, small_file
 from terminals import on_terminal
 
 from fanstore.dataset import memory_limit as memorylimit
-from fanstore.doctor import disks, interception, leftovers, limits, mpi, testmount
+from fanstore.doctor import disks, interception, leftovers, limits, mpi, testmount, versions
 from fanstore.doctor.finding import Check, Finding, Status, ok, perform
 from fanstore.doctor.programs import GRACE_S, Programs
 from fanstore.mounttable import find_mount, mount_holding
@@ -127,6 +127,18 @@ def test_broken_package(tmp_path: Path) -> None:
     assert "\x1b" not in result.stdout
 
 
+def test_namesake(tmp_path: Path) -> None:
+    """Whoever ran ``pip install fanstore`` has another program, over or under this one."""
+    assert "python.fanstore" not in by_name(versions.check_packages(versions.look_at_packages(Programs())))
+    foreign = tmp_path / "fanstore-0.0.1.dist-info"
+    foreign.mkdir()
+    (foreign / "METADATA").write_text("Metadata-Version: 2.1\nName: fanstore\nVersion: 0.0.1\n")
+    _, found = doctor(PYTHONPATH=str(tmp_path))
+    status, text, fix = found["python.fanstore"]
+    assert status == "warning" and "fanstore 0.0.1 is installed, too: another program" in text
+    assert fix is not None and "pip uninstall fanstore, and install fanstore-fs again" in fix
+
+
 @needs_fuse
 def test_without_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error for those who need it; one node alone does not."""
@@ -135,7 +147,7 @@ def test_without_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 1
     status, text, fix = found["mpi.library"]
     assert status == "error" and "no MPI today" in text
-    assert fix is not None and "pip install 'fanstore[mpi]'" in fix
+    assert fix is not None and "pip install 'fanstore-fs[mpi]'" in fix
     assert found["mpi.start"][0] == "skipped"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert by_name(mpi.MpiChecks(Programs(), needed=False).check_library())["mpi.library"].status is Status.WARNING

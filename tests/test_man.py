@@ -76,6 +76,6 @@ def test_page_has_no_mistakes(page: Path) -> None:
 
 def test_pages_are_installed() -> None:
     """Next to the commands, where man looks for the pages of what is on PATH."""
-    files = [str(file) for file in importlib.metadata.files("fanstore") or ()]
+    files = [str(file) for file in importlib.metadata.files("fanstore-fs") or ()]
     installed = {Path(file).name for file in files if "share/man/man1/" in file}
     assert installed == {page.name for page in PAGES}

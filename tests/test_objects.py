@@ -221,7 +221,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     result = run_inside("verify", "s3://bucket/x.fan")
     assert result.returncode == 1
-    assert "pip install 'fanstore[objects]'" in result.stderr
+    assert "pip install 'fanstore-fs[objects]'" in result.stderr
 
 
 # --- commands ---

@@ -79,6 +79,12 @@ def test_setup_refuses_an_old_python(tmp_path: Path) -> None:
     assert "is Python 3.9; FanStore needs 3.11 or newer" in result.stderr
 
 
+def test_setup_refuses_unknown_extras() -> None:
+    result = run(SCRIPTS / "setup", "--extras", "mpi,mpy")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "'mpi,mpy' is not a comma-separated list of: mpi objects demo bench dev" in result.stderr
+
+
 def test_setup_does_not_overwrite_a_directory(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     result = run(SCRIPTS / "setup", "--venv", str(tmp_path), "--python", sys.executable)
@@ -214,7 +220,7 @@ def test_second_setup_takes_a_moment() -> None:
     result = run(SCRIPTS / "setup")
     assert result.returncode == 0, result.stderr
     assert "is up to date" in result.stdout
-    assert result.stdout.count("\n") == 1, "nothing is built or installed"
+    assert result.stdout.count("\n") == 1, "nothing is built or installed, and what --dev has added stays"
 
 
 def test_training_loop_knows_nothing_of_us() -> None:

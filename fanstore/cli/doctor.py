@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from fanstore import __version__
+from fanstore import DISTRIBUTION, __version__
 from fanstore.cli.common import make_parser, parse, run
 from fanstore.doctor import fuse, leftovers, limits, testmount, versions
 from fanstore.doctor.disks import SharedChecks, check_local
@@ -114,7 +114,7 @@ def _checks(args: argparse.Namespace, programs: Programs) -> Iterator[Check]:
         return versions.check_packages(seen[0])
 
     yield Check("Python", "python", _LONG_S, packages)
-    native_error = seen[0].errors["fanstore"] if seen else "packages could not be looked at"
+    native_error = seen[0].errors[DISTRIBUTION] if seen else "packages could not be looked at"
     yield Check("Python", "engine.native", _SHORT_S, lambda: fuse.check_engine(native_error))
     mpi = MpiChecks(programs, args.mpi)
     yield Check("MPI", "mpi.library", _LONG_S, mpi.check_library)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fanstore import DISTRIBUTION
 from fanstore.doctor.finding import Finding, note, ok, skipped, warning, wrong
 from fanstore.doctor.programs import PYTHON, Ended, Programs, alone
 from fanstore.doctor.versions import look_at_mpi, trial_answer
@@ -54,7 +55,7 @@ class MpiChecks:
         """Can mpi4py and its library be loaded?"""
         mpi = look_at_mpi(self._programs)
         if mpi.error:
-            fix = f"run: {sys.executable} -m pip install 'fanstore[mpi]', or load the MPI module that mpi4py needs"
+            fix = f"run: {sys.executable} -m pip install '{DISTRIBUTION}[mpi]', or load the MPI that mpi4py needs"
             yield self._bad("mpi.library", f"the MPI library cannot be loaded ({mpi.error})", fix)
             return
         self._library = mpi.title
@@ -66,7 +67,7 @@ class MpiChecks:
         own = next((str(_PYTHON_BIN / name) for name in _LAUNCHERS if os.access(_PYTHON_BIN / name, os.X_OK)), None)
         launcher = on_path or own
         if launcher is None:
-            fix = f"run: {sys.executable} -m pip install 'fanstore[mpi]', or load the cluster's MPI module"
+            fix = f"run: {sys.executable} -m pip install '{DISTRIBUTION}[mpi]', or load the cluster's MPI module"
             yield self._bad("mpi.launcher", "there is no mpirun or mpiexec", fix)
             return
         self._launcher = launcher
@@ -122,7 +123,7 @@ class MpiChecks:
             yield note(
                 "mpi.ulfm",
                 f"a job ends when a node is lost: {self._library} has no fault tolerance (ULFM)",
-                "if that matters, use Open MPI 5 (pip install 'fanstore[mpi]') and mpirun --with-ft ulfm",
+                f"if that matters, use Open MPI 5 (pip install '{DISTRIBUTION}[mpi]') and mpirun --with-ft ulfm",
             )
 
     def _explain(self, ended: Ended) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fanstore import __version__
+from fanstore import DISTRIBUTION, __version__
 from fanstore.doctor.finding import Finding, ok, warning, wrong
 from fanstore.doctor.fuse import fusermount_version
 from fanstore.doctor.programs import PYTHON, Programs, alone
@@ -24,7 +24,9 @@ from fanstore.transport.trial import TRIAL_MARK
 
 _LIMIT_S = 30.0
 #: Modules whose name is not that of their package.
-_MODULES = {"fanstore": "fanstore._native"}
+_MODULES = {DISTRIBUTION: "fanstore._native"}
+#: On PyPI another program, which brings modules of the same name as ours; pip cannot know that they conflict.
+_NAMESAKE = "fanstore"
 
 # In a process of its own: the first argument is JSON, {package: module}. Prints JSON, {package: error or ""}, and the
 # version of libfuse, which only the loaded library knows.
@@ -56,34 +58,39 @@ class Packages:
         versions: by package; None if it is not installed. least: by package, the oldest that will do.
         errors: by package, why it cannot be imported; empty if it can.
         libfuse: version of the library that pyfuse3 uses; empty if unknown.
+        namesake: version of the other program whose modules are called fanstore; None if it is not installed.
     """
 
     versions: dict[str, str | None]
     least: dict[str, str]
     errors: dict[str, str]
     libfuse: str
+    namesake: str | None
 
 
 def look_at_packages(programs: Programs) -> Packages:
     """All that FanStore needs to run, without extras."""
-    least = {"fanstore": "0"} | dict(_requirements())
-    versions: dict[str, str | None] = {}
-    for package in least:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
+    least = {DISTRIBUTION: "0"} | dict(_requirements())
+    versions = {package: _installed(package) for package in least}
+    namesake = _installed(_NAMESAKE)
     modules = {package: _MODULES.get(package, package) for package in least}
     ended = programs.run([*PYTHON, "-c", _IMPORTER, json.dumps(modules)], _LIMIT_S)
     if ended.code != 0:
         reason = f"no answer within {_LIMIT_S:g} s" if ended.code is None else ended.said
-        return Packages(versions, least, dict.fromkeys(least, reason), "")
+        return Packages(versions, least, dict.fromkeys(least, reason), "", namesake)
     errors, libfuse = json.loads(ended.out)
-    return Packages(versions, least, errors, libfuse)
+    return Packages(versions, least, errors, libfuse, namesake)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _requirements() -> Iterator[tuple[str, str]]:
-    for text in importlib.metadata.requires("fanstore") or ():
+    for text in importlib.metadata.requires(DISTRIBUTION) or ():
         match = re.fullmatch(r"([A-Za-z0-9_.-]+)\s*>=\s*([\d.]+)", text)  # extras have a condition behind it
         if match is not None:
             yield match[1], match[2]
@@ -100,11 +107,13 @@ def check_packages(packages: Packages) -> Iterator[Finding]:
     good = []
     for package, version in packages.versions.items():
         name = f"python.{package}"
-        if package == "fanstore":
+        if package == DISTRIBUTION:
             continue  # its C part has a line of its own
         if version is None:
             yield wrong(
-                name, f"the package {package} is not installed", f"run: {sys.executable} -m pip install fanstore"
+                name,
+                f"the package {package} is not installed",
+                f"run: {sys.executable} -m pip install '{package}>={packages.least[package]}'",
             )
         elif packages.errors[package]:
             yield wrong(
@@ -123,6 +132,13 @@ def check_packages(packages: Packages) -> Iterator[Finding]:
     if packages.libfuse:
         good.append(f"libfuse {packages.libfuse}")
     yield ok("python.packages", ", ".join(good))
+    if packages.namesake is not None:
+        yield warning(
+            f"python.{_NAMESAKE}",
+            f"the package {_NAMESAKE} {packages.namesake} is installed, too: another program, whose modules have the "
+            f"same names as those of {DISTRIBUTION}",
+            f"run: {sys.executable} -m pip uninstall {_NAMESAKE}, and install {DISTRIBUTION} again",
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +179,7 @@ def trial_answer(text: str) -> dict[str, Any] | None:
 def report(programs: Programs) -> str:
     """What a bug report needs, one line each."""
     packages = look_at_packages(programs)
-    error = packages.errors["fanstore"]
+    error = packages.errors[DISTRIBUTION]
     mpi = look_at_mpi(programs)
     mpi_text = f"not available ({mpi.error})" if mpi.error else f"{mpi.title}, mpi4py {mpi.mpi4py}"
     pyfuse3 = packages.versions.get("pyfuse3") or "not installed"
@@ -172,7 +188,7 @@ def report(programs: Programs) -> str:
     others = ", ".join(
         f"{name} {version or 'not installed'}"
         for name, version in packages.versions.items()
-        if name not in ("fanstore", "pyfuse3")
+        if name not in (DISTRIBUTION, "pyfuse3")
     )
     lines = {
         "FanStore": __version__,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from fanstore import DISTRIBUTION
 from fanstore.errors import CorruptDataError, FormatError, UsageError
 from fanstore.format.manifest import MANIFEST_FILE
 from fanstore.format.storage import BLOCK_BYTES, StoredFile, ends_at
@@ -245,7 +246,7 @@ class Objects:
             from obstore.store import HTTPStore, S3Store
         except ImportError as error:
             raise OSError(
-                errno.ENOPKG, "the library obstore is not installed: pip install 'fanstore[objects]'"
+                errno.ENOPKG, f"the library obstore is not installed: pip install '{DISTRIBUTION}[objects]'"
             ) from error
         client: ClientConfig = {
             "allow_http": True,

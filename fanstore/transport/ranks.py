@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from fanstore import DISTRIBUTION
 from fanstore.errors import FanstoreError
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def connect() -> Ranks:
         from mpi4py import MPI
     except ImportError as error:
         raise FanstoreError(
-            f"started by an MPI launcher, but mpi4py cannot be loaded ({error}); install 'fanstore[mpi]'"
+            f"started by an MPI launcher, but mpi4py cannot be loaded ({error}); run: pip install '{DISTRIBUTION}[mpi]'"
         ) from error
     world = MPI.COMM_WORLD
     if world.Get_size() != launched_size():
