@@ -46,9 +46,17 @@ class OutputEngine:
     """
 
     def __init__(
-        self, prepared: Path, objects: Path, *, alone: bool, outputs: bool, offered: int, journal: int = -1
+        self,
+        prepared: Path,
+        objects: Path,
+        *,
+        alone: bool,
+        outputs: bool,
+        offered: int,
+        journal: int = -1,
+        local: bool = False,
     ) -> None:
-        """``journal``: of a job with ``--output``; -1 with ``--scratch``."""
+        """``journal``: of a job with ``--output``; -1 with ``--scratch``. ``local``: with ``--fsync local``."""
         self._dataset = PreparedDataset.open(prepared)  # the engine reads its memory
         self.index = self._dataset.index
         self.objects = objects
@@ -66,6 +74,7 @@ class OutputEngine:
                 directory if outputs else -1,
                 alone,
                 not alone or journal >= 0,
+                local,
                 journal,
             )
         finally:
@@ -182,9 +191,12 @@ def output_engine(
     outputs: bool = True,
     offered: int = wire.OFFERED,
     journal: int = -1,
+    local: bool = False,
 ) -> Iterator[OutputEngine]:
     """An engine that is stopped in the end, which must work."""
-    engine = OutputEngine(prepared, objects, alone=alone, outputs=outputs, offered=offered, journal=journal)
+    engine = OutputEngine(
+        prepared, objects, alone=alone, outputs=outputs, offered=offered, journal=journal, local=local
+    )
     try:
         yield engine
     finally:

@@ -320,6 +320,66 @@ def test_the_journal(prepared: Path, objects: Path, tmp_path: Path) -> None:
     journal.close()
 
 
+SYNC = bytes(16)
+
+
+def test_syncs(prepared: Path, objects: Path, tmp_path: Path) -> None:
+    """With ``--fsync local`` each sync of a file that is the engine's is noted in the journal before it is answered."""
+    path = tmp_path / "journal"
+    journal = Journal.make(path, Owner("job", 0, "output", "copies"))
+    with output_engine(prepared, objects, journal=journal.fd, local=True) as engine:
+        allow(engine, journal_end=journal.end)
+        assert create(engine, ROOT, b"name").error == 0
+        noted = []
+        for number in range(3):
+            engine.write(A, number, b"x")
+            assert engine.ask(wire.FSYNC, A, SYNC) == wire.Reply(0, b"")
+            content = engine.object(A).stat()
+            noted.append((number + 1, content.st_mtime_ns, content.st_ctime_ns))
+            assert operations(path)[1:] == [["commit", A, size, mtime_ns, 0] for size, mtime_ns, _ in noted]
+        created, *later = engine.engine.take_creates()
+        assert (created[2], created[5]) == (b"name", noted[0])
+        assert later == [(A, 0, b"", 0, 0, content) for content in noted[1:]]
+        assert engine.wakes() == 1
+        assert engine.is_passed_on(wire.FLUSH, A, bytes(24)), "Python knows whether it has changed since"
+
+        engine.engine.begin_turn()
+        engine.engine.disown(A)
+        engine.engine.own(B)
+        engine.object(B).write_bytes(b"content")
+        engine.engine.end_turn(A + 1, journal_end(path, journal))
+        assert engine.is_passed_on(wire.FSYNC, A, SYNC), "Python is about to note it, or it has no name any more"
+        assert engine.is_passed_on(wire.FLUSH, B, bytes(24)), "Python has noted it once"
+        assert engine.ask(wire.FSYNC, B, SYNC) == wire.Reply(0, b"")
+        assert operations(path)[-1][:3] == ["commit", B, 7]
+        assert engine.ask(wire.FSYNC, B, bytes(8)).error == errno.EIO, "cut short"
+
+        engine.engine.begin_turn()
+        engine.engine.end_turn(A + 1, -1)
+        assert engine.is_passed_on(wire.FSYNC, B, SYNC), "nothing can be noted at the moment"
+        engine.object(B).unlink()
+        engine.engine.drop(B)
+        assert engine.is_passed_on(wire.FSYNC, B, SYNC), "there is no content"
+        assert len(operations(path)) == 5
+    journal.close()
+
+
+def journal_end(path: Path, journal: Journal) -> int:
+    """The journal goes on behind what the engine has noted."""
+    journal.go_on_at(path.stat().st_size)
+    return journal.end
+
+
+def test_syncs_that_wait_for_more(prepared: Path, objects: Path, tmp_path: Path) -> None:
+    """With ``--output`` alone each one is for Python to answer."""
+    journal = Journal.make(tmp_path / "journal", Owner("job", 0, "output", "copies"))
+    with output_engine(prepared, objects, journal=journal.fd) as engine:
+        allow(engine, journal_end=journal.end)
+        assert create(engine, ROOT, b"name").error == 0
+        assert engine.is_passed_on(wire.FSYNC, A, SYNC)
+    journal.close()
+
+
 def test_closing_what_python_knows(prepared: Path, objects: Path, tmp_path: Path) -> None:
     """The first close is noted here, also when Python has taken over the file; but not if Python was first."""
     journal = Journal.make(tmp_path / "journal", Owner("job", 0, "output", "copies"))

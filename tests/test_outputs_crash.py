@@ -4,11 +4,13 @@ Several daemons at once, each with its own directories, killed and followed by t
 stand in ``--output`` follows from what the programs have noted outside of the mount (output_model.py).
 """
 
+import contextlib
 import os
 import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,3 +160,111 @@ def test_random_kills(prepared: Path, tmp_path: Path, engine: str) -> None:
         for chain in chains:
             chain.close()
     assert sum(chain.calls for chain in chains) > CHAINS * KILLS * 20, "hardly anything was done meanwhile"
+
+
+# --- --fsync local ---
+
+LIVES, SYNCERS = 2, 6
+
+
+class Syncer(threading.Thread):
+    """Writes a file again and again and syncs it each time, renames it or begins a new one, and leaves it open.
+
+    Attributes:
+        names: what it is called; two if it is being renamed. synced: what it had at the last sync.
+        writing: what is being written over that; None if nothing is. count: syncs. fd: of the file.
+    """
+
+    def __init__(self, directory: Path, number: int, seed: int, rounds: int) -> None:
+        super().__init__()
+        self.directory = directory
+        self.chance = random.Random(seed)
+        self.rounds = rounds
+        self.names = [f"f{number}"]
+        self.synced: bytes | None = None
+        self.writing: bytes | None = None
+        self.count = 0
+        self.fd = -1
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            self._open()
+            for _ in range(self.rounds):
+                self._step()
+        except OSError as error:
+            self.error = error  # once the daemon was killed
+
+    def _open(self) -> None:
+        self.fd = os.open(self.directory / self.names[0], os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def _step(self) -> None:
+        self.writing = self.chance.randbytes(3000)
+        os.pwrite(self.fd, self.writing, 0)
+        (os.fsync if self.chance.random() < 0.5 else os.fdatasync)(self.fd)
+        self.synced, self.writing = self.writing, None
+        self.count += 1
+        old, new = self.names[0], f"{self.names[0].partition('-')[0]}-{self.count}"
+        match self.chance.randrange(12):
+            case 0:
+                self.names = [old, new]
+                os.rename(self.directory / old, self.directory / new)
+                self.names = [new]
+            case 1:
+                self.names, self.synced = [new], None
+                fd, self.fd = self.fd, -1
+                os.close(fd)
+                self._open()
+
+    def check(self, output: Path) -> None:
+        """After the recovery. What was not being written stands under its name as it was synced, and nothing else."""
+        found = {
+            path.name: path.read_bytes()
+            for name in self.names
+            for path in (output / name, output / (name + UNFINISHED))
+            if path.exists()
+        }
+        if self.writing is None and self.synced is not None:
+            assert list(found.values()) == [self.synced] and next(iter(found)) in self.names, (self.names, list(found))
+        elif self.synced is not None:
+            assert set(found.values()) & {self.synced, self.writing}, (self.names, list(found))
+
+
+def test_kills_after_local_fsyncs(prepared: Path, tmp_path: Path, engine: str) -> None:
+    """What fsync has answered for is there after the recovery, although nothing was closed or copied."""
+    seed = int(os.environ.get("FANSTORE_CRASH_SEED", random.SystemRandom().randrange(1 << 30)))
+    print(f"FANSTORE_CRASH_SEED={seed}")
+    output, local = tmp_path / "out", tmp_path / "local"
+    local.mkdir()
+    for life in range(LIVES):
+        own = tmp_path / f"life-{life}"
+        own.mkdir()
+        options = ["--output", str(output), "--fsync", "local", "--local", str(local)]
+        mounted = Mounted(prepared, tmp_path / "m", options, own, None, engine)
+        mounted.wait_up()
+        directory = mounted.path / f"d{life}"
+        directory.mkdir()
+        # Half of them have ended with a sync when the daemon is killed, the others are in the middle of anything.
+        syncers = [Syncer(directory, i, seed + 100 * life + i, 60 if i % 2 else 1 << 30) for i in range(SYNCERS)]
+        try:
+            for syncer in syncers:
+                syncer.start()
+            for syncer in syncers[1::2]:
+                while syncer.is_alive():  # others close the same files meanwhile, which Python notes
+                    with contextlib.suppress(FileNotFoundError):
+                        os.close(os.open(directory / syncer.names[0], os.O_RDWR))
+            assert [(s.error, s.names) for s in syncers if s.error] == []
+        finally:
+            mounted.process.kill()
+            mounted.process.wait(LIMIT_S)
+            for syncer in syncers:
+                syncer.join(LIMIT_S)
+                with contextlib.suppress(OSError):  # nobody answers, but it is closed
+                    os.close(syncer.fd)
+            mounted.destroy()
+        assert all(syncer.count > 0 for syncer in syncers)
+        recover = [fanstore_command("mount"), "--recover", "--local", str(local)]
+        done = subprocess.run(recover, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S)
+        assert done.returncode == 0 and not list(local.iterdir()), done.stdout
+        for syncer in syncers:
+            syncer.check(output / directory.name)

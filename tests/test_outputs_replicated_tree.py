@@ -16,8 +16,9 @@ from core_written import prepare_in
 import fanstore.outputs.replicated_tree
 from fanstore.outputs.engine import Created, Engine
 from fanstore.outputs.journal import Journal, Owner, read_journal
-from fanstore.outputs.local_contents import LocalContents, Stamp
+from fanstore.outputs.local_contents import Content, LocalContents, Stamp
 from fanstore.outputs.output import FIRST_OUTPUT
+from fanstore.outputs.output_dir import OutputDir
 from fanstore.outputs.outputs import Outputs
 from fanstore.outputs.path_limit import PathLimit
 from fanstore.outputs.replicated_tree import Observer, ReplicatedTree
@@ -50,11 +51,13 @@ class Creating(Engine):
     """An engine that creates files by itself, as the native one does.
 
     Attributes:
-        turn: whether Python has it. disowned: files that it must not close. names: what it was told of.
+        turn: whether Python has it. owned, disowned: files whose contents it may note, or not.
+        names: what it was told of.
     """
 
     def __init__(self) -> None:
         self.turn = False
+        self.owned: list[int] = []
         self.disowned: list[int] = []
         self.names: set[tuple[int, bytes]] = set()
         self.next = 0
@@ -92,6 +95,10 @@ class Creating(Engine):
     def disown(self, inode: int) -> None:
         assert self.turn
         self.disowned.append(inode)
+
+    def own(self, inode: int) -> None:
+        assert self.turn
+        self.owned.append(inode)
 
     def end_turn(self, next_inode: int, journal_end: int) -> None:
         assert self.turn
@@ -209,15 +216,42 @@ def test_a_turn_ends_whatever_happens(world: World) -> None:
     assert world.names.tree.get(inode).place == (ROOT, b"new")
 
 
-def test_what_python_closes_or_removes_is_not_the_engines(world: World) -> None:
+def test_what_python_notes_or_removes(world: World) -> None:
     engine = Creating()
     world.names.use_engine(engine)
     first, second, third = (engine.create(name) for name in (b"a", b"b", b"c"))
+    world.names.take_back(first)
+    assert (engine.disowned, engine.owned) == ([first], [])
     world.decide("commit", first, 3, 1, 0)
+    assert engine.owned == [first]
     world.decide("remove", ROOT, b"b", False, 1)
     world.decide("rename", ROOT, b"c", ROOT, b"d", True, 1)
     assert engine.disowned == [first, second]
     assert world.names.tree.get(third).place == (ROOT, b"d")
+
+
+def test_only_one_of_the_two_notes_a_content(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes a file back before it looks at it, or it could note an old content after the engine's newer one."""
+    with core_parts.opened(prepared) as parts:
+        contents = LocalContents(tmp_path / "contents")
+        (tmp_path / "out").mkdir()
+        journal = Journal.make(tmp_path / "journal", Owner("job", 0, str(tmp_path / "out"), "copies"))
+        output_dir = OutputDir(tmp_path / "out", "copies", 0)
+        outputs, engine = Outputs(parts.namespace, None, contents, journal, output_dir, durable=False), Creating()
+        outputs.use_engine(engine)
+        inode = engine.create(b"new")
+        outputs.catch_up()
+        contents.make(inode)
+        looked_at = contents.find
+
+        def find(inode: int) -> Content | None:
+            assert engine.disowned == [inode], "the engine may note it meanwhile"
+            return looked_at(inode)
+
+        monkeypatch.setattr(contents, "find", find)
+        trio.run(outputs.close, inode)
+        assert engine.owned == [inode]
+        journal.close()
 
 
 def test_all_parts_together(prepared: Path, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ class NativeEngine(PythonEngine):
         outputs: OutputContent | None = None,
         alone: bool = True,
         waits: bool = False,
+        local: bool = False,
         begun: int = -1,
     ) -> None:
         """Raises OSError.
@@ -140,6 +141,7 @@ class NativeEngine(PythonEngine):
             outputs: None if nothing can be written.
             alone: the job has one node, so that the kernel may believe for long what it was told.
             waits: who closes an output waits until it is made known.
+            local: fsync waits for the disk of this node, the only one of the job, and not for more.
             begun: an eventfd, if files that are begun to be read are to be noted; -1 if not.
         """
         self._outputs = outputs
@@ -159,6 +161,7 @@ class NativeEngine(PythonEngine):
             outputs=-1 if outputs is None else outputs.directory_fd,
             alone=alone,
             waits=waits,
+            local=local,
             journal=-1 if outputs is None else outputs.journal_fd,
             rank=0 if outputs is None else outputs.rank,
             begun=begun,
@@ -242,6 +245,9 @@ class NativeEngine(PythonEngine):
 
     def disown(self, inode: int) -> None:
         self._engine.disown(inode)
+
+    def own(self, inode: int) -> None:
+        self._engine.own(inode)
 
     def end_turn(self, next_inode: int, journal_end: int) -> None:
         self._engine.end_turn(next_inode, journal_end)

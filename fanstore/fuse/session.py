@@ -378,6 +378,7 @@ class _Session:
                 outputs=outputs,
                 alone=outputs is None or outputs.alone,
                 waits=outputs is not None and outputs.waits,
+                local=outputs is not None and outputs.local,
                 begun=-1 if self._begun is None else self._begun.wake,
             )
         except OSError as error:

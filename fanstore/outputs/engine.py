@@ -2,7 +2,8 @@
 
 An engine is told of names, directories and contents, before the kernel is. If it creates files by itself, as the native
 one does in a job of one node (native/outputs/engine_creates.h), it has them taken over: who changes names has a turn,
-the engine for one creation, Python for one operation. ``Engine`` itself keeps no tables and creates nothing: each
+the engine for one creation, Python for one operation. Of a file that is its own it may note
+the content, too, when that is closed or synced. ``Engine`` itself keeps no tables and creates nothing: each
 request comes to Python. Used by replicated_tree.py and kernel_notify.py; the fuse layer has the real ones. Trio thread
 only.
 """
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 
 from fanstore.dataset.namespace import Attributes
 
-#: A file that was created: inode, parent, name, mode, time; and if it was closed, its size, mtime and ctime then. One
-#: that was taken before and is closed for the first time has no name.
+#: A file that was created: inode, parent, name, mode, time; and if it was closed or synced, its size, mtime and ctime
+#: then. One that was known before and is closed or synced has no name.
 Created = tuple[int, int, bytes, int, int, tuple[int, int, int] | None]
 
 
@@ -71,7 +72,10 @@ class Engine:
         return (), -1
 
     def disown(self, inode: int) -> None:
-        """In a turn: this one is closed by us, or gone."""
+        """In a turn: the content of this one is ours to note, or it is gone."""
+
+    def own(self, inode: int) -> None:
+        """In a turn: we have noted the content of this one; when it is synced next, the engine may."""
 
     def end_turn(self, next_inode: int, journal_end: int) -> None:
         """Go on, from this number. Nothing is created while the end of the journal is not known (-1)."""

@@ -141,6 +141,11 @@ class Outputs(Observer):
         """Must who closes an output wait? If other nodes are to see it, or if it is to be saved as it was then."""
         return not self.alone or self.saver is not None
 
+    @property
+    def local(self) -> bool:
+        """Does fsync wait for the disk of this node, the only one of the job, and not for more?"""
+        return self.alone and not (self.saver is not None and self._durable)
+
     def decides(self) -> bool:
         """Is this the node that decides, and that changes names in ``--output``?"""
         return self._names.decides()
@@ -377,6 +382,7 @@ class Outputs(Observer):
         """All nodes get to know the content as it is now; who comes while another is at it does so after that one."""
         lock = self._closing.setdefault(inode, trio.Lock())
         async with lock:
+            self._names.take_back(inode)  # or the engine might note a newer content before we note this one
             output, content = self.tree.outputs.get(inode), self.contents.find(inode)
             if output is not None and output.place is not None and output.is_file and content is not None:
                 if output.version == 0 or self.contents.is_changed(inode):

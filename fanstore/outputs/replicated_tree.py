@@ -96,7 +96,7 @@ class ReplicatedTree:
             for output in effect.removed:
                 self._engine.disown(output.inode)
             if operation[0] == "commit":
-                self._engine.disown(operation[1])
+                self._engine.own(operation[1])
             for observer in self.observers:
                 observer.applied(operation, effect)
         return effect
@@ -137,6 +137,12 @@ class ReplicatedTree:
         """Know what was created up to now: before anything is said of names, or of outputs."""
         if self._engine.has_creates():
             self._learn(self._engine.take_creates())
+
+    def take_back(self, inode: int) -> None:
+        """The engine notes the content of this one no more, until we have noted it."""
+        if self._alone:
+            with self._turn():
+                self._engine.disown(inode)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

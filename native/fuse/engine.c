@@ -337,7 +337,7 @@ static void note_name(const struct fsx_engine *engine, uint64_t parent) {
 
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
 
-/* Python is told of the first new output, or of the first that is closed, and takes the others with it. */
+/* Python is told of the first output that is created, closed or synced, and takes the others with it. */
 static bool told(struct fsx_engine *engine, bool done, bool first) {
     if (done && first)
         wake_python(engine);
@@ -387,10 +387,14 @@ static void handle(struct worker *worker, size_t bytes) {
         }
         break;
     case FSX_CREATE:
+    case FSX_SYNC:
     case FSX_CLOSE:
-        done = verdict == FSX_CREATE
-                   ? fsx_writers_create(&engine->writers, &reply.wanted, reply.data, &reply.bytes, &first)
-                   : fsx_outputs_close(engine->tree.outputs, request.nodeid, &first);
+        if (verdict == FSX_CREATE)
+            done = fsx_writers_create(&engine->writers, &reply.wanted, reply.data, &reply.bytes, &first);
+        else if (verdict == FSX_SYNC)
+            done = fsx_writers_sync(&engine->writers, &reply.task, &first, &reply.error);
+        else
+            done = fsx_outputs_close(engine->tree.outputs, request.nodeid, &first);
         if (!told(engine, done, first)) {
             forward(worker, &request, bytes);
             return;

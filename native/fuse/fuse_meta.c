@@ -430,9 +430,11 @@ static bool answer_with_outputs(const struct fsx_tree *tree, const struct fsx_re
         *verdict = output && fsx_outputs_waits(tree->outputs) ? FSX_CLOSE : succeed(reply, "", 0);
         return true;
     case FUSE_FSYNC: /* if nobody else wants to know of it, the local disk is all there is */
-        if (!output || fsx_outputs_waits(tree->outputs))
+        if (!output || (fsx_outputs_waits(tree->outputs) && !fsx_outputs_local(tree->outputs)))
             return false;
         *verdict = output_content(request, reply);
+        if (*verdict == FSX_OUTPUT && fsx_outputs_waits(tree->outputs))
+            *verdict = FSX_SYNC;
         return true;
     case FUSE_CREATE:
         *verdict = output || dataset ? create_(tree, request, reply) : FSX_FORWARD;
@@ -518,5 +520,5 @@ enum fsx_verdict fsx_answer(const struct fsx_tree *tree, const struct fsx_reques
 bool fsx_is_quick(enum fsx_verdict verdict, const struct fsx_reply *reply) {
     if (verdict == FSX_OUTPUT)
         return reply->task.opcode == FUSE_WRITE && reply->task.length <= QUICK_WRITE_BYTES;
-    return verdict != FSX_READ && verdict != FSX_FORWARD;
+    return verdict != FSX_READ && verdict != FSX_SYNC && verdict != FSX_FORWARD;
 }

@@ -36,6 +36,7 @@ enum fsx_verdict {
     FSX_READ,     /* read content: entry, offset and length are in the reply */
     FSX_OUTPUT,   /* do the task in the reply, on the content of an output */
     FSX_CREATE,   /* create what is wanted in the reply, or forward it */
+    FSX_SYNC,     /* do the task in the reply, which syncs an output, and note it, or forward it */
     FSX_CLOSE,    /* an output is closed by one who waits for that to be known: note it, or forward it */
     FSX_FORWARD,  /* it is not for us: Python has the meaning */
 };
@@ -49,7 +50,7 @@ struct fsx_reply {
     uint64_t offset;
     uint32_t length; /* FSX_READ: bytes up to the end of the file at most; may be 0 */
     union {
-        struct fsx_task task;     /* FSX_OUTPUT; its data points into the request */
+        struct fsx_task task;     /* FSX_OUTPUT, FSX_SYNC; its data points into the request */
         struct fsx_wanted wanted; /* FSX_CREATE; its name likewise */
     };
 };

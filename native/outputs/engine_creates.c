@@ -9,13 +9,14 @@
 
 /* Some tenths of a second of creating; more wait for Python, which then takes them over. */
 #define FILES_MOST 4096u
-/* Files that are open at a time, and were never closed; of more, some are closed by Python. */
-#define UNCLOSED_MOST 8192u
+/* Files whose contents may be noted here; those of others are noted by Python. */
+#define OWN_MOST 8192u
 
-/* A file that was created here and not closed since. */
-struct unclosed {
+/* A file whose content may be noted here. */
+struct own {
     uint64_t inode;  /* 0 for none */
     uint64_t number; /* of its creation, among all */
+    bool is_new;     /* created here, and its content was never noted */
 };
 
 struct fsx_creates {
@@ -24,7 +25,7 @@ struct fsx_creates {
     uint64_t next; /* the number of the next one; 0: nothing can be created */
     struct fsx_output_journal journal;
     uint64_t taken; /* files that Python has taken so far */
-    struct unclosed unclosed[UNCLOSED_MOST]; /* by inode */
+    struct own own[OWN_MOST]; /* by inode */
     struct fsx_create files[FILES_MOST];
 };
 
@@ -72,8 +73,8 @@ void fsx_creates_set(struct fsx_creates *creates, uint64_t next_inode, int64_t j
 
 static bool is_full(const struct fsx_creates *creates) { return atomic_load(&creates->count) == FILES_MOST; }
 
-static struct unclosed *place_of(const struct fsx_creates *creates, uint64_t inode) {
-    return (struct unclosed *)&creates->unclosed[inode % UNCLOSED_MOST];
+static struct own *place_of(const struct fsx_creates *creates, uint64_t inode) {
+    return (struct own *)&creates->own[inode % OWN_MOST];
 }
 
 struct fsx_create *fsx_creates_next(struct fsx_creates *creates) {
@@ -82,7 +83,7 @@ struct fsx_create *fsx_creates_next(struct fsx_creates *creates) {
         return NULL;
     struct fsx_create *file = &creates->files[atomic_load(&creates->count)];
     file->inode = creates->next;
-    file->closed = false;
+    file->noted = false;
     return file;
 }
 
@@ -92,33 +93,41 @@ bool fsx_creates_add(struct fsx_creates *creates, struct fsx_create *file) {
         return false;
     creates->next++;
     const size_t before = atomic_fetch_add(&creates->count, 1);
-    *place_of(creates, file->inode) = (struct unclosed){.inode = file->inode, .number = creates->taken + before};
+    *place_of(creates, file->inode) = (struct own){.inode = file->inode, .number = creates->taken + before, .is_new = true};
     return true;
 }
 
 bool fsx_creates_is_new(const struct fsx_creates *creates, uint64_t inode) {
+    return fsx_creates_is_own(creates, inode) && place_of(creates, inode)->is_new;
+}
+
+bool fsx_creates_is_own(const struct fsx_creates *creates, uint64_t inode) {
     return place_of(creates, inode)->inode == inode;
 }
 
 void fsx_creates_disown(struct fsx_creates *creates, uint64_t inode) {
-    if (fsx_creates_is_new(creates, inode))
+    if (fsx_creates_is_own(creates, inode))
         place_of(creates, inode)->inode = 0;
 }
 
-bool fsx_creates_close(struct fsx_creates *creates, uint64_t inode, uint64_t size, int64_t mtime_ns, int64_t ctime_ns) {
-    const uint64_t number = place_of(creates, inode)->number;
-    const bool known = number < creates->taken; /* to Python */
-    if ((known && is_full(creates)) || !fsx_output_journal_commit(&creates->journal, inode, size, mtime_ns))
+void fsx_creates_own(struct fsx_creates *creates, uint64_t inode) {
+    *place_of(creates, inode) = (struct own){.inode = inode};
+}
+
+bool fsx_creates_note(struct fsx_creates *creates, uint64_t inode, uint64_t size, int64_t mtime_ns, int64_t ctime_ns) {
+    struct own *own = place_of(creates, inode);
+    const bool with_creation = own->is_new && own->number >= creates->taken;
+    if ((!with_creation && is_full(creates)) || !fsx_output_journal_commit(&creates->journal, inode, size, mtime_ns))
         return false;
-    struct fsx_create *file = &creates->files[known ? atomic_load(&creates->count) : number - creates->taken];
-    if (known)
+    struct fsx_create *file = &creates->files[with_creation ? own->number - creates->taken : atomic_load(&creates->count)];
+    if (!with_creation)
         *file = (struct fsx_create){.inode = inode};
-    file->closed = true;
+    file->noted = true;
     file->size = size;
-    file->closed_mtime_ns = mtime_ns;
-    file->closed_ctime_ns = ctime_ns;
-    if (known)
+    file->noted_mtime_ns = mtime_ns;
+    file->noted_ctime_ns = ctime_ns;
+    if (!with_creation)
         atomic_fetch_add(&creates->count, 1);
-    fsx_creates_disown(creates, inode);
+    own->is_new = false;
     return true;
 }

@@ -24,7 +24,7 @@
 #define WINDOW_BYTES (UINT64_C(8) << 20)
 
 struct fsx_outputs {
-    bool alone, waits;
+    bool alone, waits, local;
     uint32_t entries;
     _Atomic(uint64_t) *mixed; /* a bit for each entry */
     struct fsx_output_names *names;
@@ -36,12 +36,14 @@ struct fsx_outputs {
 
 _Static_assert(sizeof(struct fuse_write_out) <= 16 && sizeof(struct fuse_lseek_out) <= 16, "the room for an answer");
 
-struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal, uint32_t rank) {
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, bool local, int journal,
+                                    uint32_t rank) {
     struct fsx_outputs *outputs = calloc(1, sizeof *outputs);
     if (outputs == NULL)
         return NULL;
     outputs->alone = alone;
     outputs->waits = waits;
+    outputs->local = local;
     outputs->entries = entries;
     outputs->files = fsx_output_files_new(directory);
     outputs->creates = outputs->files != NULL ? fsx_creates_new(journal, rank) : NULL;
@@ -71,6 +73,7 @@ void fsx_outputs_free(struct fsx_outputs *outputs) {
 
 bool fsx_outputs_alone(const struct fsx_outputs *outputs) { return outputs->alone; }
 bool fsx_outputs_waits(const struct fsx_outputs *outputs) { return outputs->waits; }
+bool fsx_outputs_local(const struct fsx_outputs *outputs) { return outputs->local; }
 
 bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes,
                           uint64_t directory) {
@@ -220,16 +223,20 @@ bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wa
     return done;
 }
 
-/* In a turn: what the file is like now that it is closed. */
+/* In a turn: note what the file is like now. */
+static bool note(struct fsx_outputs *outputs, uint64_t inode, int fd) {
+    struct stat facts;
+    return fstat(fd, &facts) == 0 && fsx_creates_note(outputs->creates, inode, (uint64_t)facts.st_size,
+                                                      nanoseconds(&facts.st_mtim), nanoseconds(&facts.st_ctim));
+}
+
 static bool close_new(struct fsx_outputs *outputs, uint64_t inode) {
     struct fsx_output_use use;
     if (fsx_output_files_use(outputs->files, inode, &use) != 0)
         return false;
-    struct stat facts;
-    const bool known = fstat(use.fd, &facts) == 0;
+    const bool done = note(outputs, inode, use.fd);
     fsx_output_files_release(outputs->files, &use);
-    return known && fsx_creates_close(outputs->creates, inode, (uint64_t)facts.st_size, nanoseconds(&facts.st_mtim),
-                                     nanoseconds(&facts.st_ctim));
+    return done;
 }
 
 bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first) {
@@ -237,6 +244,35 @@ bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first)
     *first = !fsx_creates_any(outputs->creates);
     const bool done = fsx_creates_is_new(outputs->creates, inode) && close_new(outputs, inode);
     fsx_creates_end(outputs->creates);
+    return done;
+}
+
+static int fsync_(int fd, const struct fsx_task *task) {
+    const int result = (task->mode & FUSE_FSYNC_FDATASYNC) != 0 ? fdatasync(fd) : fsync(fd);
+    return result == 0 ? 0 : errno;
+}
+
+static bool is_own(struct fsx_outputs *outputs, uint64_t inode) {
+    fsx_creates_begin(outputs->creates);
+    const bool own = fsx_creates_is_own(outputs->creates, inode);
+    fsx_creates_end(outputs->creates);
+    return own;
+}
+
+bool fsx_outputs_sync(struct fsx_outputs *outputs, const struct fsx_task *task, bool *first, int *error) {
+    struct fsx_output_use use;
+    if (!is_own(outputs, task->inode) || fsx_output_files_use(outputs->files, task->inode, &use) != 0)
+        return false;
+    *error = fsync_(use.fd, task);
+    bool done = *error != 0;
+    *first = false;
+    if (!done) {
+        fsx_creates_begin(outputs->creates);
+        *first = !fsx_creates_any(outputs->creates);
+        done = fsx_creates_is_own(outputs->creates, task->inode) && note(outputs, task->inode, use.fd);
+        fsx_creates_end(outputs->creates);
+    }
+    fsx_output_files_release(outputs->files, &use);
     return done;
 }
 
@@ -301,11 +337,6 @@ static int fallocate_(int fd, const struct fsx_task *task) {
         if (errno != EINTR || tries == INTERRUPTED_MOST)
             return errno;
     }
-}
-
-static int fsync_(int fd, const struct fsx_task *task) {
-    const int result = (task->mode & FUSE_FSYNC_FDATASYNC) != 0 ? fdatasync(fd) : fsync(fd);
-    return result == 0 ? 0 : errno;
 }
 
 static int lseek_(int fd, const struct fsx_task *task, uint8_t *answer, size_t *bytes) {

@@ -43,14 +43,16 @@ static inline bool fsx_is_output(uint64_t inode) { return inode >= FSX_OUTPUT_FI
 
 /* `directory`: of the objects, duplicated. `entries`: of the index. `alone`: the job has one node, so that nothing changes
  * but through this mount. `waits`: who closes an output waits until Python has taken note of it; otherwise nobody wants to
- * know. `journal`: what files that are created here are noted in, as those of node `rank`; -1 for nothing. NULL with errno
- * set. */
-struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, int journal, uint32_t rank);
+ * know. `local`: fsync waits for this node's disk and the journal, of a job of one node. `journal`: what files that are created
+ * here are noted in, as those of node `rank`; -1 for nothing. NULL with errno set. */
+struct fsx_outputs *fsx_outputs_new(int directory, uint32_t entries, bool alone, bool waits, bool local, int journal,
+                                    uint32_t rank);
 /* Nobody may use it any more. NULL is allowed. */
 void fsx_outputs_free(struct fsx_outputs *outputs);
 
 bool fsx_outputs_alone(const struct fsx_outputs *outputs);
 bool fsx_outputs_waits(const struct fsx_outputs *outputs);
+bool fsx_outputs_local(const struct fsx_outputs *outputs);
 
 /* Names and directories; parts of outputs/names.h. */
 bool fsx_outputs_add_name(struct fsx_outputs *outputs, uint64_t parent, const void *name, size_t name_bytes,
@@ -100,6 +102,9 @@ bool fsx_outputs_create(struct fsx_outputs *outputs, const struct fsx_wanted *wa
 /* Somebody closes a file. False if Python must take note of it: it was not created here, or was closed before. `first` as
  * above. */
 bool fsx_outputs_close(struct fsx_outputs *outputs, uint64_t inode, bool *first);
+/* Somebody syncs a file: do it, and note what it is like then. The errno goes to `*error`. False if Python must do it: the file is
+ * not the engine's, or there is no room for a note. `first` as above. Blocks on a disk. */
+bool fsx_outputs_sync(struct fsx_outputs *outputs, const struct fsx_task *task, bool *first, int *error);
 /* Files that were created, for Python. */
 struct fsx_creates *fsx_outputs_creates(struct fsx_outputs *outputs);
 /* The end of a turn of Python's, as fsx_creates_set. */

@@ -28,6 +28,12 @@ int fsx_writers_do(struct fsx_writers *writers, const struct fsx_task *task, uin
     return error;
 }
 
+bool fsx_writers_sync(struct fsx_writers *writers, const struct fsx_task *task, bool *first, int *error) {
+    const bool done = begin(writers) && fsx_outputs_sync(writers->outputs, task, first, error);
+    end(writers);
+    return done;
+}
+
 bool fsx_writers_create(struct fsx_writers *writers, const struct fsx_wanted *wanted, uint8_t *answer, size_t *bytes,
                         bool *first) {
     struct fsx_created created;

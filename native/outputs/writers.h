@@ -23,6 +23,9 @@ void fsx_writers_init(struct fsx_writers *writers, struct fsx_outputs *outputs, 
 /* As fsx_outputs_do; ENOENT also if too many write. */
 int fsx_writers_do(struct fsx_writers *writers, const struct fsx_task *task, uint8_t *answer, size_t *bytes);
 
+/* As fsx_outputs_sync; false also if too many write. */
+bool fsx_writers_sync(struct fsx_writers *writers, const struct fsx_task *task, bool *first, int *error);
+
 /* As fsx_outputs_create, with the answer for the kernel in `answer`, which has room for it; false also if too many write. */
 bool fsx_writers_create(struct fsx_writers *writers, const struct fsx_wanted *wanted, uint8_t *answer, size_t *bytes,
                         bool *first);

@@ -15,14 +15,14 @@
 
 static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keywords[] = {"broker", "uid", "gid", "hidden", "blocks", "files", "workers", "max_background", "outputs",
-                               "alone", "waits", "journal", "rank", "begun", NULL};
+                               "alone", "waits", "local", "journal", "rank", "begun", NULL};
     PyObject *broker_object;
     unsigned int uid, gid, workers, max_background, rank = 0;
-    int outputs = -1, alone = 1, waits = 0, journal = -1, begun = -1;
+    int outputs = -1, alone = 1, waits = 0, local = 0, journal = -1, begun = -1;
     long long hidden;
     unsigned long long blocks, files;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIILKKII|ippiIi", keywords, &broker_object, &uid, &gid, &hidden, &blocks,
-                                     &files, &workers, &max_background, &outputs, &alone, &waits, &journal, &rank, &begun))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIILKKII|ipppiIi", keywords, &broker_object, &uid, &gid, &hidden, &blocks,
+                                     &files, &workers, &max_background, &outputs, &alone, &waits, &local, &journal, &rank, &begun))
         return NULL;
     struct fsx_broker *broker = fsx_broker_of(broker_object);
     if (broker == NULL)
@@ -49,7 +49,7 @@ static PyObject *engine_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return PyErr_NoMemory();
     }
     if (outputs >= 0) {
-        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0, journal, rank);
+        self->settings.tree.outputs = fsx_outputs_new(outputs, index->entries, alone != 0, waits != 0, local != 0, journal, rank);
         if (self->settings.tree.outputs == NULL) {
             PyErr_SetFromErrno(PyExc_OSError);
             Py_DECREF(self);

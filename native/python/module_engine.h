@@ -28,6 +28,7 @@ PyObject *fsx_engine_open(EngineObject *self, PyObject *arguments);
 PyObject *fsx_engine_begin_turn(EngineObject *self, PyObject *unused);
 PyObject *fsx_engine_end_turn(EngineObject *self, PyObject *args);
 PyObject *fsx_engine_disown(EngineObject *self, PyObject *argument);
+PyObject *fsx_engine_own(EngineObject *self, PyObject *argument);
 PyObject *fsx_engine_take_creates(EngineObject *self, PyObject *unused);
 PyObject *fsx_engine_has_creates(EngineObject *self, PyObject *unused);
 
@@ -48,11 +49,13 @@ PyObject *fsx_engine_has_creates(EngineObject *self, PyObject *unused);
     {"drop", (PyCFunction)fsx_engine_drop, METH_O, "drop(inode): the file of this output is gone, or another one"},   \
     {"has_creates", (PyCFunction)fsx_engine_has_creates, METH_NOARGS, "has_creates() -> has it created files that were not taken?"}, \
     {"take_creates", (PyCFunction)fsx_engine_take_creates, METH_NOARGS,                                                \
-     "take_creates() -> [(inode, parent, name, mode, mtime_ns, (size, mtime_ns, ctime_ns) if it was closed)]; without a name it was created before"},        \
+     "take_creates() -> [(inode, parent, name, mode, mtime_ns, (size, mtime_ns, ctime_ns) if it was closed or synced)]; without a name it was created before"},        \
     {"begin_turn", (PyCFunction)fsx_engine_begin_turn, METH_NOARGS,                                                   \
      "begin_turn() -> (new files, end of the journal or -1): nothing is created from now on"},                           \
     {"disown", (PyCFunction)fsx_engine_disown, METH_O,                                                                 \
-     "disown(inode): in a turn; closing it is for Python to note"},                                                   \
+     "disown(inode): in a turn; its content is for Python to note"},                                                   \
+    {"own", (PyCFunction)fsx_engine_own, METH_O,                                                                       \
+     "own(inode): in a turn; its next sync may be noted by the engine"},                                               \
     {"end_turn", (PyCFunction)fsx_engine_end_turn, METH_VARARGS,                                                     \
      "end_turn(next_inode, end of the journal or -1)"},
 

@@ -119,15 +119,15 @@ static PyObject *take(struct fsx_creates *creates) {
     const struct fsx_create *file = fsx_creates_take(creates, &count);
     PyObject *result = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; result != NULL && i < count; i++, file++) {
-        PyObject *closed = file->closed
-                               ? Py_BuildValue("KLL", (unsigned long long)file->size, (long long)file->closed_mtime_ns,
-                                               (long long)file->closed_ctime_ns)
-                               : Py_NewRef(Py_None);
-        PyObject *item = closed == NULL
+        PyObject *noted = file->noted
+                              ? Py_BuildValue("KLL", (unsigned long long)file->size, (long long)file->noted_mtime_ns,
+                                              (long long)file->noted_ctime_ns)
+                              : Py_NewRef(Py_None);
+        PyObject *item = noted == NULL
                              ? NULL
                              : Py_BuildValue("KKy#ILN", (unsigned long long)file->inode,
                                              (unsigned long long)file->parent, (const char *)file->name,
-                                             (Py_ssize_t)file->name_bytes, file->mode, (long long)file->mtime_ns, closed);
+                                             (Py_ssize_t)file->name_bytes, file->mode, (long long)file->mtime_ns, noted);
         if (item == NULL)
             Py_CLEAR(result);
         else
@@ -172,6 +172,15 @@ PyObject *fsx_engine_disown(EngineObject *self, PyObject *argument) {
     if (creates == NULL)
         return NULL;
     fsx_creates_disown(creates, inode);
+    Py_RETURN_NONE;
+}
+
+PyObject *fsx_engine_own(EngineObject *self, PyObject *argument) {
+    const unsigned long long inode = PyLong_AsUnsignedLongLong(argument);
+    struct fsx_creates *creates = PyErr_Occurred() ? NULL : creates_of(self);
+    if (creates == NULL)
+        return NULL;
+    fsx_creates_own(creates, inode);
     Py_RETURN_NONE;
 }
 

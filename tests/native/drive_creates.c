@@ -1,4 +1,4 @@
-/* drive_creates.c: threads that create and close outputs, as engine threads do, while another one has Python's turns. */
+/* drive_creates.c: threads that create, sync and close outputs, as engine threads do, while another one has Python's turns. */
 #include "drive_world.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ struct creator {
     struct fsx_outputs *outputs;
     pthread_t thread;
     uint32_t number, rounds;
-    uint64_t created, closed;
+    uint64_t created, noted;
 };
 
 static atomic_bool creating;
@@ -53,9 +53,14 @@ static void *create_main(void *argument) {
                                       .data = (const uint8_t *)&value};
         check(fsx_outputs_do(outputs, &task, answer, &bytes) == 0, "a new file cannot be written");
         bool first;
-        const bool closed = fsx_outputs_close(outputs, inode, &first); /* or Python must, who has too much to take */
-        check(!closed || !fsx_outputs_close(outputs, inode, &first), "it was closed already");
-        creator->closed += closed;
+        int error = 0;
+        const struct fsx_task sync = {.opcode = FUSE_FSYNC, .inode = inode};
+        /* False: or Python must, who has too much to take. */
+        const bool synced = round % 8 == 0 && fsx_outputs_sync(outputs, &sync, &first, &error);
+        check(error == 0, "a new file cannot be synced");
+        const bool closed = fsx_outputs_close(outputs, inode, &first);
+        check(!closed || (!synced && !fsx_outputs_close(outputs, inode, &first)), "it was noted already");
+        creator->noted += synced + closed;
         fsx_outputs_release(outputs, created.open.fh);
     }
     return NULL;
@@ -64,15 +69,15 @@ static void *create_main(void *argument) {
 struct taker {
     struct fsx_outputs *outputs;
     pthread_t thread;
-    uint64_t next, taken, closed;
+    uint64_t next, taken, noted;
 };
 
 static void take_over(struct taker *taker, size_t count, const struct fsx_create *files) {
     for (size_t i = 0; i < count; i++) {
-        check(!files[i].closed || files[i].size == 8, "closed before it was written");
-        taker->closed += files[i].closed;
+        check(!files[i].noted || files[i].size == 8, "noted before it was written");
+        taker->noted += files[i].noted;
         if (files[i].name_bytes == 0) {
-            check(files[i].closed && files[i].inode < taker->next, "nothing happened to it");
+            check(files[i].noted && files[i].inode < taker->next, "nothing happened to it");
             continue;
         }
         check(files[i].inode == taker->next++, "a number was left out");
@@ -116,7 +121,7 @@ static uint64_t count_objects(int folder, uint64_t first, uint64_t end) {
 void drive_creates(uint32_t rounds, int folder) {
     const int journal = openat(folder, "journal", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     check_call(journal >= 0, "journal");
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, true, journal, 0);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, true, true, journal, 0);
     check_call(outputs != NULL, "no outputs");
     const struct fuse_attr_out attributes = {.attr = {.ino = PARENT}};
     char name[64];
@@ -135,21 +140,21 @@ void drive_creates(uint32_t rounds, int folder) {
         creators[i] = (struct creator){.outputs = outputs, .number = i, .rounds = rounds};
         check(pthread_create(&creators[i].thread, NULL, create_main, &creators[i]) == 0, "no thread");
     }
-    uint64_t made = 0, closed = 0;
+    uint64_t made = 0, noted = 0;
     for (uint32_t i = 0; i < CREATORS; i++) {
         pthread_join(creators[i].thread, NULL);
         made += creators[i].created;
-        closed += creators[i].closed;
+        noted += creators[i].noted;
     }
     atomic_store(&creating, false);
     pthread_join(taker.thread, NULL);
-    check(made > rounds && made == taker.taken && closed == taker.closed, "not every file was taken over once");
+    check(made > rounds && made == taker.taken && noted == taker.noted, "not every file was taken over once");
     check(count_objects(folder, FSX_OUTPUT_FIRST, taker.next) == made, "not all files are there");
     struct stat facts;
     check_call(fstat(journal, &facts) == 0, "journal");
     check(facts.st_size == fsx_creates_journal_end(fsx_outputs_creates(outputs)), "the journal ends elsewhere");
     /* A record of either kind has some sixty bytes. */
-    check((uint64_t)facts.st_size > 40 * (made + closed) && (uint64_t)facts.st_size < 100 * (made + closed), "not noted");
+    check((uint64_t)facts.st_size > 40 * (made + noted) && (uint64_t)facts.st_size < 100 * (made + noted), "not noted");
     fsx_outputs_free(outputs);
     check(count_objects(folder, taker.next, taker.next + 4096) == 0, "files that were made ahead are left");
     close(journal);

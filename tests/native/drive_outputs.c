@@ -141,7 +141,7 @@ static void *name_main(void *argument) {
 }
 
 static void use_from_threads(uint32_t rounds) {
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1, 0);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, false, -1, 0);
     check_call(outputs != NULL, "no outputs");
     check(fsx_outputs_add_name(outputs, 7, "for ever", 8, 0), "no memory");
     for (uint64_t i = 0; i < OUTPUTS; i++)
@@ -244,7 +244,7 @@ static void use_engine(uint32_t rounds) {
     struct output *truth = calloc(OUTPUTS, sizeof *truth);
     check(truth != NULL, "no memory");
     uint64_t seed = 5;
-    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, -1, 0);
+    struct fsx_outputs *outputs = fsx_outputs_new(folder, world.index.entries, true, false, false, -1, 0);
     check_call(outputs != NULL, "no outputs");
     rig_start_with(&rig, outputs, folder, -1, 1, LOCAL_FILES, FSX_VERIFY_FIRST, 0, 0);
     for (uint32_t round = 0; round < rounds; round++)

@@ -330,6 +330,7 @@ static void one_round(const struct fsx_tree *tree, struct counts *counts) {
         counts->reads++;
         break;
     case FSX_OUTPUT:
+    case FSX_SYNC:
         check_task(tree, &request, &reply);
         counts->outputs++;
         break;
@@ -369,7 +370,7 @@ static void *read_file(const char *path, size_t *length) {
 /* With outputs in a third of all directories, of which some of the dataset are mixed. Nothing is opened. */
 static struct fsx_outputs *make_outputs(const struct fsx_index *x, bool alone) {
     const int directory = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    struct fsx_outputs *outputs = fsx_outputs_new(directory, x->entries, alone, !alone, -1, 0);
+    struct fsx_outputs *outputs = fsx_outputs_new(directory, x->entries, alone, !alone, !alone, -1, 0);
     check(directory >= 0 && outputs != NULL, "no outputs");
     close(directory);
     for (uint32_t i = 0; i < x->entries; i++) {
