@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 
 
 class GroupMemory(NamedTuple):
@@ -41,6 +42,14 @@ def usable_bytes() -> int:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = group_limit()
     return physical if limit is None else min(physical, limit)
+
+
+def available_bytes() -> int:
+    """What can be had, pages of files that could go included: of this machine, or what the control groups leave."""
+    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    group = group_memory()
+    return available if group is None else min(available, group.room_bytes)
 
 
 def group_limit(own: Path = _OWN, root: Path = _CGROUPS) -> int | None:

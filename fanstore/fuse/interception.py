@@ -17,6 +17,7 @@ import trio
 from fanstore.client.preload import COUNTERS, Described, PreloadError, PreloadState
 from fanstore.dataset.broker import PIECE_BYTES
 from fanstore.dataset.control import CONTROL_NAME
+from fanstore.dataset.copy_readahead import CopyReadahead
 from fanstore.dataset.namespace import NamespaceError
 from fanstore.dataset.sources import Verify
 from fanstore.dataset.store import PartitionFile
@@ -50,10 +51,12 @@ class Interception:
         self._state: PreloadState | None = None
         self._device = 0
         self._lock = trio.Lock()
+        self._readahead = CopyReadahead(self._copies)
         statistics.add_section("intercepted", self._statistics)
 
     async def open(self, mount: Mount, given: Path, verify: Verify, writable: bool) -> Path:
         """The directory that a program is to be told of; made if it is the first. Raises PreloadError."""
+        self._readahead.begin()
         async with self._lock:
             if self._state is None:
                 if self._directory is None:
@@ -90,6 +93,12 @@ class Interception:
                 self._publish_all()
                 log.info("programs can be intercepted: %s", made.path)
             return self._state.path
+
+    def _copies(self) -> list[Path]:
+        """The copies on this node. From any thread."""
+        store = self._node.store
+        best = (store.best(partition) for partition in range(store.partition_count))
+        return [file.path for file in best if file.source is Source.LOCAL]
 
     def _publish_all(self) -> None:
         self._node.store.tell_of_files(self._publish)
@@ -168,6 +177,7 @@ class Interception:
 
     def end(self) -> None:
         """The mount ends: programs open nothing more of it here."""
+        self._readahead.end()
         if self._state is not None:
             self._state.end()
 
