@@ -51,6 +51,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def format_age(seconds: float) -> str:
+    """``just now``, ``20 min ago``, ``5 h ago`` or ``3 days ago``."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= (2 if unit == "days" else 1) * length:
+            return f"{int(seconds / length):,} {unit} ago"
+    return "just now"
+
+
 def format_path(path: bytes, longest: int | None = None) -> str:
     """A path in quotes for a message: readable, and one line whatever bytes it has; ``longest`` shortens its middle."""
     if longest is not None and len(path) > longest:

@@ -291,7 +291,7 @@ class Job:
             assert find_mount(point) is None, f"{point} is still mounted\n{evidence}"
             assert not os.path.lexists(point), f"the mount point {point} is still there\n{evidence}"
             if self.local_pattern and (local := self.local(rank)).exists():
-                left = [path for path in local.iterdir() if not leftovers.is_live(path)]
+                left = [path for path in local.iterdir() if not leftovers.is_live(path) and not leftovers.is_kept(path)]
                 assert not left, f"local files are left: {left}\n{evidence}"
         self.check_logs()
 

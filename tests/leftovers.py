@@ -74,6 +74,11 @@ def job_directories(directory: Path, newer_than_s: float = 0.0) -> list[str]:
     return found
 
 
+def is_kept(directory: Path) -> bool:
+    """Whether this is where jobs with ``--keep-local`` leave copies; the others do not make it."""
+    return re.fullmatch(r"fanstore-kept-\d+", directory.name) is not None
+
+
 def is_live(job_directory: Path) -> bool:
     """Whether a process holds the lock of the job directory (job/job_directory.py says how it works)."""
     try:

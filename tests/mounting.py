@@ -159,7 +159,8 @@ class Mounted:
         if not self._existed:
             assert not self.path.exists(), f"the created mount point is still there\n{evidence}"
         if self.local is not None and self.local.exists():
-            assert not list(self.local.iterdir()), f"local files are left: {list(self.local.iterdir())}\n{evidence}"
+            left = [path for path in self.local.iterdir() if not leftovers.is_kept(path)]
+            assert not left, f"local files are left: {left}\n{evidence}"
         problems = [
             line for line in self.log_text().splitlines() if re.match(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ", line)
         ]

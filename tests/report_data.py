@@ -117,6 +117,8 @@ def make_node(rank: int, size: int, duration_s: float, samples: int, numbers: ra
             "failed_partitions": 0,
             "skipped_partitions": 0,
             "done_bytes": 10**10,
+            "reused_partitions": 0,
+            "reused_bytes": 0,
         },
         "memory": {"rss_bytes": int(columns["memory_bytes"][-1]), "peak_rss_bytes": int(max(columns["memory_bytes"]))},
         "cache_capacity_bytes": 1 << 30,

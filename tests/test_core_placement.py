@@ -1,6 +1,7 @@
 """Placement: the same on every node, balanced, within each node's room; and the room itself."""
 
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,57 @@ def test_first_copies_come_before_second_ones(sizes: list[int], ranks: int, repl
     once = place(sizes, [False] * len(sizes), room, 1)
     several = place(sizes, [False] * len(sizes), room, replicas)
     assert set(several.nowhere()) <= set(once.nowhere())
+
+
+def with_held(
+    partitions: list[Partition], room: list[int], replicas: int, held: Sequence[Collection[int]]
+) -> Placement:
+    return place([size for size, _ in partitions], [everywhere for _, everywhere in partitions], room, replicas, held)
+
+
+@given(partition_lists, st.lists(st.sampled_from([0, PLENTY]), min_size=1, max_size=9), st.integers(1, 5), st.data())
+def test_the_same_job_finds_everything_where_it_was(
+    partitions: list[Partition], room: list[int], replicas: int, data: st.DataObject
+) -> None:
+    """On the same nodes in any order."""
+    first = placed(partitions, room, replicas)
+    now = data.draw(st.permutations(range(len(room))))
+    held = [{now[rank] for rank in ranks} for ranks in first.holders]
+    again = with_held(partitions, [room[now.index(rank)] for rank in range(len(room))], replicas, held)
+    assert [set(ranks) for ranks in again.holders] == held
+    assert again.held == again.holders
+    assert all(again.to_copy(rank) == () for rank in range(len(room)))
+
+
+@given(partition_lists, room_lists, st.integers(1, 5), st.data())
+def test_what_always_holds_with_held_copies(
+    partitions: list[Partition], room: list[int], replicas: int, data: st.DataObject
+) -> None:
+    ranks = st.sets(st.integers(0, len(room) - 1)) if room else st.just(set[int]())
+    held = data.draw(st.lists(ranks, min_size=len(partitions), max_size=len(partitions)))
+    placement = with_held(partitions, room, replicas, held)
+    used = loads(placement, len(room))
+    assert all(load <= limit for load, limit in zip(used, room, strict=True))
+    for partition, ((size, everywhere), holders) in enumerate(zip(partitions, placement.holders, strict=True)):
+        assert everywhere or len(holders) <= replicas
+        assert set(placement.held[partition]) == set(holders) & held[partition]
+        if everywhere or len(holders) < replicas:
+            assert all(used[r] + size > limit for r, limit in enumerate(room) if r not in holders and limit > 0)
+    for rank in range(len(room)):
+        assert set(placement.to_copy(rank)) == {p for p in placement.of_rank(rank) if rank not in held[p]}
+
+
+@given(partition_lists, st.integers(1, 9), st.integers(1, 5))
+def test_a_job_on_more_nodes_is_balanced_again(partitions: list[Partition], ranks: int, replicas: int) -> None:
+    """All copies are on rank 0, from a job of one node."""
+    placement = with_held(partitions, [PLENTY] * ranks, replicas, [[0]] * len(partitions))
+    used = loads(placement, ranks)
+    assert max(used) - min(used) <= 2 * max((size for size, everywhere in partitions if not everywhere), default=0)
+
+
+def test_room_that_kept_copies_give() -> None:
+    disks = [Disk("a", 100, None, 60, "a:1"), Disk("a", 100, None, 60, "a:1"), Disk("a", 100, 40, 30, "a:2")]
+    assert divide(disks) == (33 + 30, 33 + 30, 40)
 
 
 def test_fewer_partitions_than_nodes() -> None:

@@ -168,6 +168,17 @@ def test_copies_that_were_made_again() -> None:
     )
 
 
+def test_copies_that_earlier_jobs_have_kept() -> None:
+    data = make_job(2)
+    for node in data["nodes"]:
+        node["staging"] |= {"reused_partitions": 3, "reused_bytes": 3 << 30}
+    sentence = "6 copies of partitions were there already, kept by earlier jobs (6 GiB)."
+    assert ("plain", sentence) in findings(data)
+    assert any(
+        "All 16 copies of partitions were made on local disks; with those of" in text for _, text in findings(data)
+    )
+
+
 def test_what_is_wrong_is_said_first() -> None:
     data = make_job(4, code=None)
     assert "error" in {level for level, _ in findings(data)}

@@ -129,6 +129,7 @@ def _checks(args: argparse.Namespace, programs: Programs) -> Iterator[Check]:
     yield Check("Limits", "limit.cores", _SHORT_S, limits.check_cores)
     yield Check("Left behind", "leftover.mount", _LONG_S, leftovers.check_mounts)
     yield Check("Left behind", "leftover.directory", _SHORT_S, lambda: leftovers.check_directories(args.local))
+    yield Check("Left behind", "leftover.kept", _SHORT_S, lambda: leftovers.check_kept(args.local))
     limit_s = 3 * (testmount.COMMAND_LIMIT_S + _STOP_S)
     yield Check("Test mount", "mount", limit_s, lambda: testmount.check_mount(programs, args.local))
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "cat": "write files of a prepared dataset to standard output",
     "verify": "check a prepared dataset, also against its source",
     "plan": "say what a job will take, before it runs",
+    "clean": "show or remove copies that --keep-local has left",
     "doctor": "check this node and say what to fix",
 }
 

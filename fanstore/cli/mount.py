@@ -65,6 +65,8 @@ examples:
   from an object store, each byte once, to the SSDs of all nodes (docs/object-stores.md):
     mpirun --map-by ppr:1:node fanstore-mount s3://data/imagenet.fan /tmp/imagenet --local /local/ssd \\
         --stage-first -- ./train.sh
+  the same dataset in many jobs: the first one copies it to the nodes' disks, the others find it there:
+    fanstore-mount /shared/imagenet.fan /tmp/imagenet --local /local/ssd --keep-local -- ./train.sh
   try it with three ranks on one machine:
     mpirun -n 3 --oversubscribe fanstore-mount data.fan '/tmp/m{rank}' --local '/tmp/ssd{rank}' -- ./train.sh
 
@@ -187,6 +189,7 @@ class _Request:
             order=self.order,
             preload=self.args.preload,
             no_fuse=self.args.no_fuse,
+            keep_local=self.args.keep_local,
             problem=problem,
         )
 
@@ -336,6 +339,13 @@ def _parser() -> argparse.ArgumentParser:
         "without it they are read where they are ({rank} and {host} are filled in)",
     )
     parser.add_argument(
+        "--keep-local",
+        action="store_true",
+        help="leave the copies in --local for the next job with this option, which uses what it finds there instead of "
+        "copying again, from whatever path the same partitions come; those that were not used for longest go when "
+        "--capacity or the disk is full, and fanstore-clean removes them",
+    )
+    parser.add_argument(
         "--stage-first",
         action="store_true",
         help="mount only when everything is copied to --local; without it the copying goes on behind the first reads, "
@@ -409,7 +419,10 @@ def _parser() -> argparse.ArgumentParser:
         "--replicas", metavar="R", type=int, default=1, help="nodes that keep a copy of each partition (default: 1)"
     )
     nodes.add_argument(
-        "--capacity", metavar="SIZE", help="what each node may use of its disk (default: all that is free but 1 %%)"
+        "--capacity",
+        metavar="SIZE",
+        help="what each node may use of its disk, with --keep-local for the copies of all jobs together (default: all "
+        "that is free but 1 %%)",
     )
     nodes.add_argument(
         "--peer-timeout",
@@ -532,6 +545,8 @@ def _refuse_senseless(args: argparse.Namespace) -> None:
             "mpirun ends a daemon when the process that it started ends, so --background cannot be used under it; "
             "let FanStore start mpirun instead: fanstore-mount ... --background --launch 'mpirun -n N'"
         )
+    if args.local is None and args.keep_local:
+        raise UsageError("--keep-local needs --local, the directory on each node's own disk in which copies stay")
     if args.local is None and args.replicas > 1:
         raise UsageError("--replicas needs --local, a directory on each node's own disk")
     if (

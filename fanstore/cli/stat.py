@@ -26,7 +26,7 @@ from fanstore.mounttable import find_mount
 from fanstore.paths import Role, Used, resolve
 from fanstore.report.page import report_page
 from fanstore.report.planned import Planned, read_plan
-from fanstore.units import format_bytes, format_duration
+from fanstore.units import format_bytes, format_count, format_duration
 
 PROG = "fanstore-stat"
 
@@ -284,6 +284,9 @@ def _details(stats: Mapping[str, Any]) -> Iterator[str]:
             f"listings; {intercepted['promotions']:,} "
             f"promoted, {intercepted['passed']:,} calls passed to the mount"
         )
+    if reused := staging["reused_partitions"]:
+        kept = f"{format_count(reused, 'partition')}, {format_bytes(staging['reused_bytes'])}"
+        yield f"reused      {kept}, from copies that earlier jobs have kept"
     if staging["partitions"] or staging["skipped_partitions"]:
         here = staging["done_partitions"] + staging["unverified_partitions"]
         wanted = staging["partitions"] + staging["skipped_partitions"]

@@ -21,6 +21,7 @@ class Placement:
         partition_bytes: length of each partition.
         holders: per partition the ranks that keep a copy, ascending; empty: it stays on the shared file system.
         everywhere, room, replicas: as for ``place``.
+        held: per partition those of the holders that had it before, ascending.
     """
 
     partition_bytes: tuple[int, ...]
@@ -28,6 +29,7 @@ class Placement:
     everywhere: tuple[bool, ...]
     room: tuple[int, ...]
     replicas: int
+    held: tuple[tuple[int, ...], ...]
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
         """The partitions that a rank keeps, ascending."""
@@ -36,6 +38,10 @@ class Placement:
     def bytes_of_rank(self, rank: int) -> int:
         """Bytes of all partitions that a rank keeps."""
         return sum(self.partition_bytes[partition] for partition in self.of_rank(rank))
+
+    def to_copy(self, rank: int) -> tuple[int, ...]:
+        """The partitions that a rank keeps and did not have before, ascending."""
+        return tuple(partition for partition in self.of_rank(rank) if rank not in self.held[partition])
 
     def nowhere(self) -> tuple[int, ...]:
         """The partitions that no rank keeps."""
@@ -61,7 +67,13 @@ class Placement:
         return tuple(sorted(self.of_rank(rank), key=turn))
 
 
-def place(partition_bytes: Sequence[int], everywhere: Sequence[bool], room: Sequence[int], replicas: int) -> Placement:
+def place(
+    partition_bytes: Sequence[int],
+    everywhere: Sequence[bool],
+    room: Sequence[int],
+    replicas: int,
+    held: Sequence[Collection[int]] = (),
+) -> Placement:
     """Decide what is where.
 
     Partitions for every node come first, on each rank that has room for them. Of the others the largest go first, to
@@ -69,17 +81,27 @@ def place(partition_bytes: Sequence[int], everywhere: Sequence[bool], room: Sequ
     copies fit, there is first one copy of each, then a second one, and so on: a partition that no node has costs more
     than one that only one node has. A rank with no room (0) keeps nothing.
 
+    A rank that has a partition already is preferred, as long as it is not loaded by more than the largest partition
+    above its share: that much the rule above allows, and so a job of the same shape finds everything where it was,
+    while one on more nodes is balanced again.
+
     Args:
         partition_bytes: length of each partition.
         everywhere: whether each partition belongs on every node.
         room: bytes that each rank may use.
         replicas: copies wanted of each partition, on distinct ranks; there are fewer where they do not fit.
+        held: per partition the ranks that have it already; none at all if it is empty.
     """
     assert len(partition_bytes) == len(everywhere)
     assert replicas >= 1
-    plan = _fill(_Plan(partition_bytes, room), everywhere, replicas)
+    held = held or [()] * len(partition_bytes)
+    plan = _Plan(partition_bytes, room)
+    if any(held):
+        plan = _Plan(partition_bytes, room, _stay(plan, everywhere, replicas, held))
+    plan = _fill(plan, everywhere, replicas)
     holders = tuple(tuple(sorted(ranks)) for ranks in plan.holders)
-    return Placement(tuple(partition_bytes), holders, tuple(everywhere), tuple(room), replicas)
+    stayed = tuple(tuple(rank for rank in ranks if rank in had) for ranks, had in zip(holders, held, strict=True))
+    return Placement(tuple(partition_bytes), holders, tuple(everywhere), tuple(room), replicas, stayed)
 
 
 def restore(
@@ -121,12 +143,41 @@ def _fill(plan: "_Plan", everywhere: Sequence[bool], replicas: int) -> "_Plan":
     return plan
 
 
+def _stay(plan: "_Plan", everywhere: Sequence[bool], replicas: int, held: Sequence[Collection[int]]) -> list[list[int]]:
+    """Per partition the ranks where it stays because it is there; with those for every node everywhere."""
+    for partition in plan.largest_first():
+        if everywhere[partition]:
+            plan.fill(partition, plan.able)
+    loads = plan.loads()
+    spread = [partition for partition in plan.largest_first() if not everywhere[partition]]
+    sizes = plan.partition_bytes
+    wanted = sum(loads.values()) + min(replicas, plan.able) * sum(sizes[partition] for partition in spread)
+    limit = _level(wanted, [plan.room[rank] for rank in loads]) + max((sizes[p] for p in spread), default=0)
+    for partition in spread:
+        for rank in sorted((rank for rank in held[partition] if rank in loads), key=lambda rank: (loads[rank], rank)):
+            load = loads[rank] + sizes[partition]
+            if len(plan.holders[partition]) < replicas and load <= min(limit, plan.room[rank]):
+                plan.holders[partition].append(rank)
+                loads[rank] = load
+    return plan.holders
+
+
+def _level(total: int, rooms: Sequence[int]) -> int:
+    """How much each of these ranks has if the total is shared equally, as far as there is room; rounded up."""
+    left = total
+    for count, room in zip(range(len(rooms), 0, -1), sorted(rooms), strict=True):
+        if room * count >= left:
+            return -(-left // count)
+        left -= room
+    return max(rooms, default=0)
+
+
 class _Plan:
     """A placement that is being made.
 
     Attributes:
         holders: per partition the ranks that have it so far.
-        able: how many ranks have any room.
+        able: how many ranks have any room. partition_bytes, room: as for ``place``.
         _loads: a heap of (bytes so far, rank) of these.
     """
 
@@ -138,8 +189,8 @@ class _Plan:
         barred: Container[tuple[int, int]] = (),
     ) -> None:
         self.holders = [list(ranks) for ranks in holders] if holders is not None else [[] for _ in partition_bytes]
-        self._bytes = partition_bytes
-        self._room = room
+        self.partition_bytes = partition_bytes
+        self.room = room
         self._barred = barred
         loads = {rank: 0 for rank, limit in enumerate(room) if limit > 0}
         for size, ranks in zip(partition_bytes, self.holders, strict=True):
@@ -150,19 +201,25 @@ class _Plan:
         heapq.heapify(self._loads)
 
     def copy(self) -> "_Plan":
-        return _Plan(self._bytes, self._room, self.holders, self._barred)
+        return _Plan(self.partition_bytes, self.room, self.holders, self._barred)
+
+    def loads(self) -> dict[int, int]:
+        """Bytes so far of each rank that has any room."""
+        return {rank: load for load, rank in self._loads}
 
     def largest_first(self) -> list[int]:
-        return sorted(range(len(self._bytes)), key=lambda partition: (-self._bytes[partition], partition))
+        return sorted(
+            range(len(self.partition_bytes)), key=lambda partition: (-self.partition_bytes[partition], partition)
+        )
 
     def fill(self, partition: int, count: int) -> None:
         """Give copies to the least loaded ranks that can have one, until there are so many, as far as there is room."""
         holders = self.holders[partition]
-        size = self._bytes[partition]
+        size = self.partition_bytes[partition]
         seen = []
         while self._loads and len(holders) < count:
             load, rank = heapq.heappop(self._loads)
-            fits = load + size <= self._room[rank]
+            fits = load + size <= self.room[rank]
             if fits and rank not in holders and (rank, partition) not in self._barred:
                 holders.append(rank)
                 load += size

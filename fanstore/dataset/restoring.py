@@ -16,13 +16,15 @@ import trio
 
 from fanstore import _native
 from fanstore.dataset.capacity import survey
+from fanstore.dataset.kept_copies import Keeping
 from fanstore.dataset.sources import prepared_source
-from fanstore.dataset.staging import local_name, write_all
+from fanstore.dataset.staging import local_name, reuse, write_all
 from fanstore.dataset.store import PartitionStore
 from fanstore.errors import CorruptDataError, SourceError
 from fanstore.format.checksum import Hasher
 from fanstore.format.prepared import PreparedDataset
 from fanstore.format.storage import Stored
+from fanstore.telemetry.statistics import Statistics
 
 #: Bytes that are asked for at once: long enough that a disk and a link are used well, and short enough that a file for
 #: which somebody waits, and that comes behind it, does not wait for long.
@@ -43,10 +45,17 @@ class Copier:
     Attributes:
         progress_bytes: of the partition that is being copied, what is here. storage: what the prepared dataset is in.
         _directory: where copies go. _outputs: programs write to the same disk.
+        _keeping: copies that earlier jobs have kept on this disk.
     """
 
     def __init__(
-        self, prepared: PreparedDataset, store: PartitionStore, directory: Path, outputs: Callable[[], bool]
+        self,
+        prepared: PreparedDataset,
+        store: PartitionStore,
+        directory: Path,
+        outputs: Callable[[], bool],
+        statistics: Statistics | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self.progress_bytes = 0
         self.storage = prepared.storage.words
@@ -55,6 +64,15 @@ class Copier:
         self._source = prepared_source(store)
         self._directory = directory
         self._outputs = outputs
+        self._statistics = statistics or Statistics()
+        self._keeping = keeping
+
+    async def take_kept(self, partition: int) -> bool:
+        """Serve a partition from a copy that an earlier job has kept here, if there is one."""
+        if self._keeping is None or not self._keeping.keeps:
+            return False
+        parts = (self._store, self._directory, self._keeping.copies, [partition], self._statistics)
+        return bool(await trio.to_thread.run_sync(reuse, *parts))
 
     async def copy(self, partition: int, read: Read, *, crowd: float = 1.0, strict: bool = True) -> bool:
         """Copy a partition and let the store serve it from here; does it match its checksum?
@@ -81,6 +99,8 @@ class Copier:
             except OSError:
                 target.unlink()
                 raise
+            if verified and self._keeping is not None and self._keeping.keeps:
+                self._keeping.copies.add(info, target)
 
         def end() -> None:
             os.close(fd)
@@ -105,6 +125,8 @@ class Copier:
 
     def _begin(self, partial: Path, wanted_bytes: int) -> int:
         """In a thread: a descriptor for the copy, if there is room for it."""
+        if self._keeping is not None:
+            self._keeping.make_room(wanted_bytes)
         # What was free at the start may be in use by now, for outputs or by others.
         if survey(self._directory, outputs=self._outputs()).free_bytes < wanted_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -11,7 +11,7 @@ dead. What cannot be read or is damaged in one source is asked for in the next.
 
 import enum
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import trio
 
@@ -58,13 +58,22 @@ class Sources:
     Attributes:
         verify: when bytes are compared with their checksum.
         _local, _remote, _prepared: the copies here, the other nodes (None if this one is alone), the dataset itself.
+        _discard: as for the constructor.
         _damaged, _fallen_back: files that could not be read, and those that another copy had to answer for.
     """
 
     def __init__(
-        self, index: Index, store: PartitionStore, statistics: Statistics, remote: Remote | None, verify: Verify
+        self,
+        index: Index,
+        store: PartitionStore,
+        statistics: Statistics,
+        remote: Remote | None,
+        verify: Verify,
+        discard: Callable[[int], None] = lambda partition: None,
     ) -> None:
+        """``discard`` is called for a partition whose copy on this node is damaged, in a worker thread."""
         self.verify = verify
+        self._discard = discard
         self._index = index
         self._statistics = statistics
         self._limiter = trio.CapacityLimiter(WORKERS)
@@ -99,6 +108,8 @@ class Sources:
                 continue
             except (OSError, CorruptDataError) as error:
                 problem = error
+                if source is self._local:
+                    await trio.to_thread.run_sync(self._discard, chunk.partition, limiter=self._limiter)
                 continue
             if problem is not None:
                 self._report_fallback(entry, chunk.partition, problem, source.name)

@@ -11,13 +11,14 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from fanstore import _native
 from fanstore.dataset.capacity import room_for
+from fanstore.dataset.kept_copies import KeptCopies
 from fanstore.dataset.sources import prepared_source
 from fanstore.dataset.store import PartitionStore
 from fanstore.format.checksum import Hasher
@@ -28,6 +29,9 @@ from fanstore.units import format_bytes
 log = logging.getLogger(__name__)
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+#: Seconds between two looks whether another job on this node has finished a partition that we want as well.
+_LOOK_S = 0.05
 
 
 #: Told of each block and each partition that is done: bytes and entries. Called from any thread.
@@ -43,11 +47,41 @@ class StagingResult:
     failed: tuple[int, ...]  #: could not be copied
     skipped: tuple[int, ...]  #: no room
     stopped: tuple[int, ...]  #: not done because ``stop`` was set
+    reused: tuple[int, ...]  #: another job on this node has copied it meanwhile, and kept it
 
 
 def local_name(partition: int) -> str:
     """Name of the copy: made from the number alone, since two external partitions may have the same file name."""
     return f"part-{partition:05d}.tar"
+
+
+def reuse(
+    store: PartitionStore, directory: Path, kept: KeptCopies, partitions: Collection[int], statistics: Statistics
+) -> int:
+    """Serve these partitions from copies that earlier jobs have kept, as far as there are any; how many there are.
+
+    What cannot be used is left to ``stage``. Their bytes are checked when they are first read, not here.
+    """
+    infos = store.prepared.manifest.partitions
+    wanted = sorted(partitions)
+    used = 0
+    try:
+        found = kept.find([infos[partition] for partition in wanted])
+    except OSError as error:
+        log.warning("%s cannot be read, so nothing in it is used: %s", kept.path, error.strerror)
+        return 0
+    for number, copy in found.items():
+        partition = wanted[number]
+        target = directory / local_name(partition)
+        try:
+            if kept.take(copy, target):
+                store.use_local(partition, target, verified=False)
+                statistics.add_staging(reused_partitions=1, reused_bytes=infos[partition].bytes)
+                used += 1
+        except OSError as error:
+            log.warning("the kept copy %s cannot be used: %s", copy.name, error.strerror or error)
+            target.unlink(missing_ok=True)
+    return used
 
 
 def stage(
@@ -59,16 +93,21 @@ def stage(
     stop: threading.Event | None = None,
     statistics: Statistics | None = None,
     partitions: Sequence[int] | None = None,
+    kept: KeptCopies | None = None,
 ) -> StagingResult:
     """Copy partitions into ``directory`` and let the store serve them from there.
 
     ``partitions`` are copied in the order given (``Placement.staging_order``); that there is room for them was decided
     before. Without it these are all that fit.
 
+    ``kept``: where verified copies are to stay for later jobs. What another job on this node copies at the same time is
+    waited for, and used.
+
     Never raises for a partition that cannot be copied: it is read where it is, and one WARNING says why. ``stop`` ends
     it within one block per thread; partitions that are complete by then stay in use.
     """
-    work = _Staging(prepared, store, directory, report, stop or threading.Event(), statistics or Statistics())
+    stop, statistics = stop or threading.Event(), statistics or Statistics()
+    work = _Staging(prepared, store, directory, report, stop, statistics, kept)
     return work.run(jobs, partitions)
 
 
@@ -77,6 +116,7 @@ class _Staging:
 
     Attributes:
         _outcome: what became of each partition so far, by field of StagingResult; guarded by ``_lock``.
+        _busy: what another job is copying to ``_kept``, to be looked at again; guarded by ``_lock``.
         _full: set when the disk turned out to be full: what was not begun yet is not tried.
     """
 
@@ -88,6 +128,7 @@ class _Staging:
         report: Report | None,
         stop: threading.Event,
         statistics: Statistics,
+        kept: KeptCopies | None,
     ) -> None:
         self._prepared = prepared
         self._store = store
@@ -96,6 +137,8 @@ class _Staging:
         self._report = report
         self._stop = stop
         self._statistics = statistics
+        self._kept = kept
+        self._busy: list[int] = []
         self._full = threading.Event()
         self._lock = threading.Lock()
         self._outcome: dict[str, list[int]] = {name: [] for name in StagingResult.__dataclass_fields__}
@@ -105,10 +148,13 @@ class _Staging:
         infos = self._prepared.manifest.partitions
         self._statistics.add_staging(partitions=len(chosen), bytes=sum(infos[p].bytes for p in chosen))
         with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="staging") as pool:
-            futures = [pool.submit(self._stage_one, partition) for partition in chosen]
             try:
-                for future in futures:
-                    future.result()
+                while chosen:
+                    for future in [pool.submit(self._stage_one, partition) for partition in chosen]:
+                        future.result()
+                    chosen, self._busy = self._busy, []
+                    if chosen:
+                        self._stop.wait(_LOOK_S)
             except BaseException:
                 self._stop.set()  # Ctrl-C, or a bug: the threads end at their next block, and the pool waits for them
                 raise
@@ -147,13 +193,31 @@ class _Staging:
             self._settle("skipped", partition)
             self._statistics.add_staging(partitions=-1, skipped_partitions=1)
             return
+        if self._kept is None:
+            self._copy_one(partition)
+            return
+        info = self._prepared.manifest.partitions[partition]
+        with self._kept.copying(info) as alone:
+            if not alone:
+                with self._lock:
+                    self._busy.append(partition)
+            elif reuse(self._store, self._directory, self._kept, [partition], self._statistics):
+                self._settle("reused", partition)
+                self._statistics.add_staging(partitions=-1, bytes=-info.bytes)
+                if self._report is not None:
+                    self._report(info.bytes, info.entries)
+            elif self._copy_one(partition):
+                self._kept.add(info, self._directory / local_name(partition))
+
+    def _copy_one(self, partition: int) -> bool:
+        """Copy one partition and use it; is it verified? Whatever happens, exactly one outcome."""
         target = self._directory / local_name(partition)
         partial = target.with_suffix(".partial")
         try:
             verified = self._copy(partition, partial)
             if verified is None:
                 self._settle("stopped", partition)
-                return
+                return False
             os.rename(partial, target)
             self._store.use_local(partition, target, verified)
         except OSError as error:
@@ -168,7 +232,7 @@ class _Staging:
                 error.strerror or error,
             )
             target.unlink(missing_ok=True)
-            return
+            return False
         finally:
             partial.unlink(missing_ok=True)
         if verified:
@@ -183,6 +247,7 @@ class _Staging:
             )
         if self._report is not None:
             self._report(0, self._prepared.manifest.partitions[partition].entries)
+        return verified
 
     def _settle(self, outcome: str, partition: int) -> None:
         with self._lock:

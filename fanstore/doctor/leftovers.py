@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fanstore.doctor.finding import Finding, note, ok, skipped, warning
-from fanstore.errors import FanstoreError
+from fanstore.errors import FanstoreError, MountError
 from fanstore.fuse.mountpoint import Condition, condition
 from fanstore.job.job_directory import JobDirectory
 from fanstore.mounttable import read_mounts
+from fanstore.units import format_age, format_bytes, format_count
 
 #: Seconds for one mount to answer.
 _ANSWER_LIMIT_S = 3.0
@@ -77,6 +79,32 @@ def check_directories(local: Path | None) -> Iterator[Finding]:
             yield note("leftover.directory", f"a killed job left copies in {path}", fix)
     if not dead:
         yield ok("leftover.directory", f"no killed job has left anything in {base}")
+
+
+def check_kept(local: Path | None) -> Iterator[Finding]:
+    """Copies that jobs with --keep-local have left there."""
+    from fanstore.dataset.kept_copies import KeptCopies
+
+    base = Path(tempfile.gettempdir()) if local is None else local
+    try:
+        kept = KeptCopies(base, make=False)
+    except FileNotFoundError:
+        return
+    except MountError as error:
+        yield warning("leftover.kept", str(error), "remove what is there, if it is yours")
+        return
+    try:
+        holdings = kept.holdings()
+    finally:
+        kept.close()
+    now = time.time()
+    for holding in holdings:
+        size = format_bytes(sum(copy.identity.bytes for copy in holding.copies))
+        of = "datasets that are not known any more" if holding.dataset is None else holding.dataset.dataset
+        copies = format_count(len(holding.copies), "copy", "copies")
+        found = f"{kept.path} keeps {copies} ({size}) of {of}, used {format_age(now - holding.used_s)}"
+        fix = f"they make room by themselves; or remove them: fanstore clean --local {base} --all"
+        yield note("leftover.kept", found, fix)
 
 
 def waiting_for(path: Path) -> str | None:

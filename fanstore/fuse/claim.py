@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 
 from fanstore.dataset.capacity import Disk, survey
+from fanstore.dataset.kept_copies import KeptCopies
 from fanstore.errors import MountError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.fuse.command import check_command
@@ -45,6 +46,7 @@ class Claim:
     point: MountPoint | None = None
     directory: JobDirectory | None = None
     disk: Disk | None = None  #: where partitions are to be staged
+    kept: KeptCopies | None = None  #: what earlier jobs have kept there
     problem: str | None = None
     code: int = 1  #: exit code of the job for this problem
 
@@ -87,7 +89,26 @@ def claim_node(
         disk = survey(directory.path, settings.capacity_bytes, outputs=settings.writing is not None)
     except OSError as error:
         raise MountError(f"cannot use {settings.local}: {error.strerror}") from error
-    return Claim(point, directory, disk)
+    kept = _open_kept(settings, settings.local, directory)
+    if kept is not None:
+        cleanup.callback(kept.close)
+    return Claim(point, directory, disk, kept)
+
+
+def _open_kept(settings: MountSettings, base: Path, directory: JobDirectory) -> KeptCopies | None:
+    """The copies that earlier jobs have kept. Without ``--keep-local`` they only make room, if there are any."""
+    try:
+        kept = KeptCopies(base, make=settings.keep_local)
+        if settings.keep_local:
+            kept.check_links(directory.path)
+        return kept
+    except FileNotFoundError:
+        return None
+    except MountError as error:
+        if settings.keep_local:
+            raise
+        log.info("kept copies make no room: %s", error)
+        return None
 
 
 async def check_paths(settings: MountSettings, watch: StartWatch) -> None:

@@ -25,8 +25,9 @@ from fanstore.client.preload import PreloadError
 from fanstore.client.preload import environment as preloaded
 from fanstore.client.server import ControlServer
 from fanstore.dataset.cache_bound import bound_cache
-from fanstore.dataset.capacity import Disk, divide
+from fanstore.dataset.capacity import Disk, divide, survey
 from fanstore.dataset.control import CONTROL_NAME
+from fanstore.dataset.kept_copies import Keeping, KeptCopies
 from fanstore.dataset.placement import Placement, place
 from fanstore.dataset.registration import DatasetUse
 from fanstore.errors import FanstoreError, MountError, first_expected
@@ -187,10 +188,11 @@ class _Session:
                 claim = await self._claim(job)
                 self._directory = claim.directory
                 prepared = await self._open(job)
-                point, placement = await self._place(job, prepared, claim)
+                point, placement, keeping = await self._place(job, prepared, claim)
                 if self._life is not None:
                     await self._life.open(job, prepared.index)
-                node = self._build(prepared, point, job, placement)
+                node = self._build(prepared, point, job, placement, keeping)
+                await node.reuse()
                 if self._settings.stage_first:
                     self._watch.begin(limited=False)
                     await node.stage()
@@ -239,7 +241,9 @@ class _Session:
                 raise
             return Claim(problem=str(error), code=error.exit_code)
 
-    async def _place(self, job: Job, prepared: PreparedDataset, claim: Claim) -> tuple[MountPoint, Placement]:
+    async def _place(
+        self, job: Job, prepared: PreparedDataset, claim: Claim
+    ) -> tuple[MountPoint, Placement, Keeping | None]:
         """Make sure that all nodes can mount and stage, and decide which of them keeps what."""
         self._watch.begin()
         if claim.problem is None:
@@ -247,15 +251,31 @@ class _Session:
                 await check_shards(self._settings, self._watch, prepared)
             except FanstoreError as error:
                 claim = replace(claim, problem=str(error), code=error.exit_code)
-        disk = None if claim.disk is None else asdict(claim.disk)
-        own = {"disk": disk, "code": claim.code, "use": self._dataset_use.name}
+        disk, held = claim.disk, 0
+        if claim.problem is None and claim.kept is not None:
+            try:
+                disk, held = await trio.to_thread.run_sync(self._look_at_kept, prepared, claim.kept)
+            except OSError as error:
+                claim = replace(claim, problem=f"cannot use {claim.kept.path}: {error.strerror}")
+        own = {
+            "disk": None if disk is None else asdict(disk),
+            "held": f"{held:x}",
+            "code": claim.code,
+            "use": self._dataset_use.name,
+        }
         facts = await self._agree(job, "the start", claim.problem, own)
         self._dataset_use.keep(facts[0]["use"], job.host, job.size, lambda: job.first_present() == job.rank)
         assert claim.point is not None
-        room = divide([None if fact["disk"] is None else Disk(**fact["disk"]) for fact in facts])
+        disks = [None if fact["disk"] is None else Disk(**fact["disk"]) for fact in facts]
+        room = divide(disks)
         parts = prepared.manifest.partitions
         everywhere = [part.everywhere for part in parts]
-        placement = place([part.bytes for part in parts], everywhere, room, self._settings.replicas)
+        held_by: list[list[int]] = [[] for _ in parts]
+        for rank, fact in enumerate(facts):
+            for number, bit in enumerate(reversed(f"{int(fact['held'], 16):b}")):
+                if bit == "1":
+                    held_by[number].append(rank)
+        placement = place([part.bytes for part in parts], everywhere, room, self._settings.replicas, held_by)
         if placement.nowhere() and self._settings.local is not None and job.rank == 0:
             log.warning(
                 "%s (%s free for them); they are read where they are, which loads the %s: free space "
@@ -265,7 +285,25 @@ class _Session:
                 prepared.storage.words,
                 self._settings.local,
             )
-        return claim.point, placement
+        if claim.kept is None or disk is None:
+            return claim.point, placement, None
+        keeping = Keeping(
+            claim.kept,
+            self._settings.keep_local,
+            self._settings.capacity_bytes,
+            self._settings.writing is not None,
+            sum(other is not None and other.name == disk.name for other in disks),
+            sum(other is not None and other.directory == disk.directory for other in disks),
+        )
+        return claim.point, placement, keeping
+
+    def _look_at_kept(self, prepared: PreparedDataset, kept: KeptCopies) -> tuple[Disk, int]:
+        """In a thread: the disk with the room that kept copies give, and which partitions are among them, as bits."""
+        found = kept.find(prepared.manifest.partitions) if self._settings.keep_local else {}
+        outputs = self._settings.writing is not None
+        room = kept.room(found.values())
+        disk = survey(kept.path, self._settings.capacity_bytes, outputs=outputs, kept_bytes=room)
+        return disk, sum(1 << number for number in found)
 
     def _remove_directory(self, directory: JobDirectory) -> None:
         directory.remove(keeping=() if self._life is None else self._life.close())
@@ -276,7 +314,9 @@ class _Session:
         self._watch.give_up(scope, f"waiting for the other nodes ({step})")
         raise AssertionError("unreachable: only the limit cancels this scope and goes on")
 
-    def _build(self, prepared: PreparedDataset, point: MountPoint, job: Job, placement: Placement) -> Node:
+    def _build(
+        self, prepared: PreparedDataset, point: MountPoint, job: Job, placement: Placement, keeping: Keeping | None
+    ) -> Node:
         settings = replace(self._settings, mountpoint=point.path)
         directory = None if self._directory is None else self._directory.path
         control = self._open_control(directory)
@@ -300,6 +340,7 @@ class _Session:
             lambda: config | {"engine": self._engine_name()},
             self._reporting.events,
             None if order_file is None else {"order": order_file.path},
+            keeping,
         )
         self._cleanup.callback(node.close)
         if settings.order != "off":

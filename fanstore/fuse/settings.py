@@ -49,6 +49,7 @@ class MountSettings:
     order: Mode | Path | Specification  #: what is known of the order in which programs read
     preload: bool  #: the command is intercepted
     no_fuse: bool = False  #: there is no mount: programs that are intercepted see the dataset, and nobody else
+    keep_local: bool = False  #: staged copies stay for the next job, and those of earlier jobs are used
     problem: UsageError | None = None  #: found already, so that this node cannot start; all nodes are told of it
 
 
@@ -68,6 +69,7 @@ def describe(
         "size": job.size,
         "replicas": settings.replicas,
         "local": None if settings.local is None else str(settings.local),
+        "keep_local": settings.keep_local,
         "cache_bytes": settings.cache_bytes,
         "verify": str(settings.verify),
         "allow_other": settings.allow_other,

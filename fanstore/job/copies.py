@@ -242,6 +242,8 @@ class Copies:
 
     async def _copy(self, copier: Copier, partition: int) -> str | None:
         """From where the partition was copied; None if nobody gives it now. Raises OSError, SourceError."""
+        if await copier.take_kept(partition):
+            return "what an earlier job had kept here"
         for peer in self._sources(partition):
             if not self._remote.answers(peer):
                 continue

@@ -19,12 +19,13 @@ import trio
 
 from fanstore.dataset.broker import Broker
 from fanstore.dataset.control import Content, ControlDirectory
+from fanstore.dataset.kept_copies import Keeping
 from fanstore.dataset.namespace import Namespace
 from fanstore.dataset.placement import Placement
 from fanstore.dataset.remote import Remote
 from fanstore.dataset.restoring import Copier
 from fanstore.dataset.sources import Sources, Verify
-from fanstore.dataset.staging import stage
+from fanstore.dataset.staging import reuse, stage
 from fanstore.dataset.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
 from fanstore.job.account import REPORT_VERSION, Account
@@ -67,6 +68,7 @@ class Node:
         namespace, broker, control: what the fuse layer translates to; store: the partition files here.
         remote: those of the other nodes; None if this one is alone.
         placement: which node keeps what; directory: where this one keeps it, None without ``--local``.
+        _keeping: copies that earlier jobs have kept there; None if there are none, and none are to stay.
         account: what it tells of itself for the report of the job.
         _staged: set when staging has ended; _lacking: what it could not copy, from then on.
     """
@@ -82,10 +84,12 @@ class Node:
         config: Callable[[], Mapping[str, object]],
         events: Events | None = None,
         links: Mapping[str, Path] | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         """``links``: symbolic links in the control directory."""
         self.placement = placement
         self.directory = directory
+        self._keeping = keeping
         self._prepared = prepared
         self.store = PartitionStore(prepared)
         self._job = job
@@ -97,14 +101,14 @@ class Node:
             remote = Remote(job.peers, placement, hosts, statistics, settings.peer_timeout_s)
             copier = None
             if directory is not None:
-                copier = Copier(prepared, self.store, directory, outputs=lambda: job.outputs is not None)
+                copier = Copier(prepared, self.store, directory, lambda: job.outputs is not None, statistics, keeping)
             job.copies = Copies(job.peers, remote, placement, hosts, copier)
             statistics.add_section("copies", job.copies.statistics)
         self.remote = remote
         self._staged = trio.Event()
         self._lacking: tuple[int, ...] = ()
         index = prepared.index
-        sources = Sources(index, self.store, statistics, remote, settings.verify)
+        sources = Sources(index, self.store, statistics, remote, settings.verify, self._discard)
         self.broker = Broker(
             index,
             self.store,
@@ -196,7 +200,8 @@ class Node:
         if nowhere:
             rest = format_bytes(sum(self.placement.partition_bytes[partition] for partition in nowhere))
             line += f", {len(nowhere)} do not fit and are read where they are ({rest})"
-        return line
+        held = sum(map(len, self.placement.held))
+        return line if not held else f"{line}; {held} of {format_count(copies, 'copy', 'copies')} kept by earlier jobs"
 
     async def look_after_peers(self) -> None:
         """For as long as the mount lives: notice when a node that was silent answers again, and restore copies of those
@@ -212,20 +217,52 @@ class Node:
             except Exception as error:  # a fault in here must not take the mount down
                 log.error("unexpected error while partitions are copied again; please report it", exc_info=error)
 
+    async def reuse(self) -> None:
+        """Serve what earlier jobs have kept here. Before the mount is up, so that nothing of it is read elsewhere."""
+        keeping, directory = self._keeping, self.directory
+        if keeping is None or not keeping.keeps or directory is None:
+            return
+        own = self.placement.of_rank(self._job.rank)
+
+        def use() -> int:
+            keeping.copies.record(self._prepared)
+            return reuse(self.store, directory, keeping.copies, own, self._statistics)
+
+        used = await trio.to_thread.run_sync(use)
+        size = format_bytes(self.store.local_bytes())
+        where = keeping.copies.path.parent
+        # For the report without the directory, so that all nodes say the same.
+        log.info("reused %d of %s (%s)", used, format_count(len(own), "partition"), size, extra=NOTABLE)
+        log.info("copies that earlier jobs have kept are in %s, and those of this job stay there", where)
+
+    def _discard(self, partition: int) -> None:
+        """The copy here is damaged: later jobs do not get it."""
+        if self._keeping is not None and self._keeping.keeps:
+            try:
+                self._keeping.copies.discard(self._prepared.manifest.partitions[partition])
+            except OSError as error:
+                log.warning("the damaged copy of partition %d stays: %s", partition, error.strerror)
+
     async def stage(self) -> None:
         """Copy this node's partitions to its disk; reads go on meanwhile. Cancelling it stops the copying."""
         if self.directory is None:
             self._job.report_staged(0, 0, ended=True)
             self._staged.set()
             return
-        wanted = self.placement.staging_order(self._job.rank)
+        own = self.placement.staging_order(self._job.rank)
+        wanted = [partition for partition in own if not self.store.is_local(partition)]
+        wanted_bytes = sum(self.placement.partition_bytes[partition] for partition in wanted)
         stop, ended = threading.Event(), threading.Event()
         done = _Done()
-        size = format_bytes(self.placement.bytes_of_rank(self._job.rank))
-        log.info("staging began: %s, %s", format_count(len(wanted), "partition"), size, extra=NOTABLE)
+        if wanted or not own:
+            size = format_bytes(wanted_bytes)
+            log.info("staging began: %s, %s", format_count(len(wanted), "partition"), size, extra=NOTABLE)
+        keeping = self._keeping
 
-        def copy() -> int:
+        def copy() -> None:
             try:
+                if keeping is not None:
+                    self._make_room(keeping, wanted_bytes)
                 result = stage(
                     self._prepared,
                     self.store,
@@ -234,16 +271,16 @@ class Node:
                     partitions=wanted,
                     stop=stop,
                     statistics=self._statistics,
+                    kept=keeping.copies if keeping is not None and keeping.keeps else None,
                 )
                 self._lacking = result.failed + result.skipped
-                return len(result.verified) + len(result.unverified)
             finally:
                 ended.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_progress, done)
             try:
-                staged = await trio.to_thread.run_sync(copy, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(copy, abandon_on_cancel=True)
             except trio.Cancelled:
                 stop.set()
                 with trio.CancelScope(shield=True):
@@ -252,16 +289,24 @@ class Node:
                     log.warning("staging hangs in a read and is left behind")
                 raise
             done.finished = True
-        log.info("staged %d of %d partitions in %s", staged, len(wanted), self.directory)
+        here = sum(map(self.store.is_local, own))
+        log.info("staged %d of %d partitions in %s", here, len(own), self.directory)
         # For the report without the directory, so that all nodes say the same.
-        log.info("staging ended: %d of %d partitions are on this node's disk", staged, len(wanted), extra=NOTABLE)
+        log.info("staging ended: %d of %d partitions are on this node's disk", here, len(own), extra=NOTABLE)
         self._staged.set()
+
+    def _make_room(self, keeping: Keeping, wanted_bytes: int) -> None:
+        try:
+            keeping.make_room(wanted_bytes)
+        except OSError as error:
+            log.warning("kept copies in %s cannot make room: %s", keeping.copies.path, error.strerror)
 
     async def _show_progress(self, done: _Done) -> None:
         """Report what this node has copied; on rank 0 show what all have, until they are through."""
         entries = [part.entries for part in self._prepared.manifest.partitions]
-        total_bytes = sum(map(self.placement.bytes_of_rank, range(self._job.size)))
-        total_entries = sum(entries[partition] * len(ranks) for partition, ranks in enumerate(self.placement.holders))
+        to_copy = [partition for rank in range(self._job.size) for partition in self.placement.to_copy(rank)]
+        total_bytes = sum(self.placement.partition_bytes[partition] for partition in to_copy)
+        total_entries = sum(entries[partition] for partition in to_copy)
         with Progress("staging", total_bytes, total_entries, quiet=self._job.rank != 0) as progress:
             while True:
                 finished = done.finished  # before the counts are taken, so that none is missed

@@ -75,6 +75,11 @@ def _staging(data: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[tuple[s
     }
     wanted = figures.total(nodes, "staging", "partitions")
     here = counts["done"] + counts["unverified"]
+    reused = figures.total(nodes, "staging", "reused_partitions")
+    if reused:
+        again = "copy of a partition was" if reused == 1 else "copies of partitions were"
+        reused_bytes = figures.total(nodes, "staging", "reused_bytes")
+        yield "plain", f"{reused:,} {again} there already, kept by earlier jobs ({size(reused_bytes)})."
     copied = size(sum(int(node["local_bytes"]) for node in figures.has_told(nodes)))
     if counts["failed"] or counts["skipped"]:
         yield (
@@ -88,7 +93,8 @@ def _staging(data: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[tuple[s
         yield "plain", f"{here:,} of {format_count(wanted, 'copy', 'copies')} of partitions are on local disks so far."
     elif here:
         each = "copy of a partition was" if here == 1 else "copies of partitions were"
-        yield "good", f"All {here:,} {each} made on local disks ({copied})."
+        total = f"; with those of earlier jobs {copied}" if reused else f" ({copied})"
+        yield "good", f"All {here:,} {each} made on local disks{total}."
     if whole and read["shared"] > _MUCH_SHARED * whole:
         yield (
             "warning",

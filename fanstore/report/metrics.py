@@ -12,6 +12,7 @@ _STAGED = {
     "unverified": "unverified_partitions",
     "failed": "failed_partitions",
     "skipped": "skipped_partitions",
+    "reused": "reused_partitions",
 }
 
 

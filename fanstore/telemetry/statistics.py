@@ -170,6 +170,8 @@ class StagingStatistics:
     failed_partitions: int = 0  #: could not be copied; read where they are
     skipped_partitions: int = 0  #: no room; read where they are
     done_bytes: int = 0
+    reused_partitions: int = 0  #: in use without copying: earlier jobs have kept them here; not in ``partitions``
+    reused_bytes: int = 0  #: of these
 
 
 @dataclass
