@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ _SHARE = 2
 #: Asked whether it is in memory, and read, at a time. The kernel's own read-ahead runs along.
 _WINDOW_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
+#: To look for what is missing may take one part in so many of the time: programs can be started again and again.
+_LOOK_PART = 20
 #: Seconds that the end waits for a disk that does not answer.
 _END_S = 2.0
 
@@ -36,7 +39,7 @@ class CopyReadahead:
 
     Attributes:
         read_bytes: so far; read by any thread.
-        _thread: that of the last ``begin``.
+        _thread: that of the last ``begin``. _rest_until_s: when it may look again, by the monotonic clock.
     """
 
     def __init__(self, files: Callable[[], Sequence[Path]], available: Callable[[], int] = available_bytes) -> None:
@@ -46,10 +49,12 @@ class CopyReadahead:
         self._available = available
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._rest_until_s = 0.0
 
     def begin(self) -> None:
-        """Read what is not in memory. Returns at once; does nothing while it is at it, or after the end."""
-        if (self._thread is None or not self._thread.is_alive()) and not self._stop.is_set():
+        """Read what is not in memory. Returns at once; does nothing while it is at it, just after it, or after the end."""
+        is_idle = self._thread is None or not self._thread.is_alive()
+        if is_idle and not self._stop.is_set() and time.monotonic() >= self._rest_until_s:
             self._thread = threading.Thread(target=self._run, name="copy readahead", daemon=True)
             self._thread.start()
 
@@ -60,7 +65,9 @@ class CopyReadahead:
             self._thread.join(_END_S)
 
     def _run(self) -> None:
+        begin_s = time.monotonic()
         missing = {path: windows for path in self._files() if (windows := self._look(path))}
+        self._rest_until_s = time.monotonic() + (time.monotonic() - begin_s) * _LOOK_PART
         wanted = sum(map(len, missing.values())) * _WINDOW_BYTES
         room = self._available() // _SHARE
         if wanted > room:
