@@ -52,7 +52,7 @@ class CopyReadahead:
         self._rest_until_s = 0.0
 
     def begin(self) -> None:
-        """Read what is not in memory. Returns at once; does nothing while it is at it, just after it, or after the end."""
+        """Read what is not in memory. Returns at once; does nothing while or soon after it was begun, or at the end."""
         is_idle = self._thread is None or not self._thread.is_alive()
         if is_idle and not self._stop.is_set() and time.monotonic() >= self._rest_until_s:
             self._thread = threading.Thread(target=self._run, name="copy readahead", daemon=True)
