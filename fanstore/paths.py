@@ -20,6 +20,8 @@ from fanstore.mounttable import Mount, mount_holding, topmost
 
 #: What makes a directory a prepared dataset (docs/format.md).
 DATASET_FILES = ("manifest.json", "index.fsx")
+#: What the index is called in a dataset that was updated.
+UPDATED_INDEX = "index-????????.fsx"
 
 
 class Role(enum.Enum):
@@ -131,7 +133,8 @@ def _sentence(first: Used, relation: Relation, second: Used, why: str) -> str:
 
 def is_prepared(directory: Path) -> bool:
     """Whether this is a prepared dataset, as far as can be seen from outside. May block."""
-    return all(os.path.lexists(directory / name) for name in DATASET_FILES)
+    manifest, index = (os.path.lexists(directory / name) for name in DATASET_FILES)
+    return manifest and (index or any(directory.glob(UPDATED_INDEX)))
 
 
 def resolve(path: Path, table: Mapping[Path, Mount] | None = None) -> Path:

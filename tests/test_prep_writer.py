@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from fanstore.prep import writer as writing
-from fanstore.prep.writer import BLOCK_BYTES, TAR_END, PartitionWriter
+from fanstore.prep.writer import LEAD_BYTES, TAR_END, PartitionWriter
 
 MIB = 1 << 20
 
@@ -41,14 +41,14 @@ def write(writer: PartitionWriter, parts: list[bytes], streamed: set[int], jobs:
     lock = threading.Lock()
 
     def work() -> None:
-        buffer = mmap.mmap(-1, BLOCK_BYTES + 8 * MIB)
+        buffer = mmap.mmap(-1, LEAD_BYTES + 8 * MIB)
         while True:
             with lock:
                 number = next(numbers, None)
             if number is None:
                 return
             part = parts[number]
-            buffer[BLOCK_BYTES : BLOCK_BYTES + len(part)] = part
+            buffer[LEAD_BYTES : LEAD_BYTES + len(part)] = part
             writer.wait_turn(number, stop)
             if number in streamed:
                 stream(writer, part)
@@ -119,7 +119,7 @@ def test_a_disk_that_wants_other_blocks(tmp_path: Path, monkeypatch: pytest.Monk
         os.pwrite(writer.direct_fd, memoryview(buffer)[488 : 488 + 1000], 1000)
     parts = batches(random.Random(2))
     for number, part in enumerate(parts):
-        buffer[1000 : 1000 + len(part)] = part
+        buffer[LEAD_BYTES : LEAD_BYTES + len(part)] = part
         writer.wait_turn(number, threading.Event())
         writer.append(buffer, len(part))
     check(tmp_path / "part.tar", parts, writer.finish())

@@ -98,6 +98,10 @@ def describe(prepared: PreparedDataset, nodes: tuple[int, ...], replicas: int) -
             "everywhere_bytes": sum(part.bytes for part in partitions if part.everywhere),
             "external": sum(part.external for part in partitions),
         },
+        "made_from": [one.path for one in manifest.origin.sources] if manifest.origin is not None else None,
+        "left_out_files": manifest.origin.left_out if manifest.origin is not None else 0,
+        "garbage_bytes": manifest.garbage.bytes if manifest.garbage is not None else 0,
+        "garbage_misleading": manifest.garbage.misleading if manifest.garbage is not None else 0,
         "index_bytes": manifest.index_bytes,
         "replicas": replicas,
         "room_bytes_per_node": {str(count): _room(prepared, count, replicas) for count in nodes},
@@ -161,11 +165,13 @@ def _room(prepared: PreparedDataset, nodes: int, replicas: int) -> int:
 def _lines(facts: dict[str, Any]) -> list[str]:
     parts, sizes = facts["partitions"], facts["file_bytes"]
     rows = [
-        ("made", f"{facts['created']}, format {facts['format_version']}"),
+        ("made", f"{facts['created']}, format {facts['format_version']}{_made_from(facts['made_from'])}"),
         ("content", _content(facts)),
+        *([("left out", f"{facts['left_out_files']:,} files")] if facts["left_out_files"] else []),
         *([("sizes", _sizes(sizes))] if sizes else []),
         ("stored", _stored(facts)),
         ("partitions", _partitions(parts)),
+        *([("garbage", _garbage(facts))] if facts["garbage_bytes"] else []),
         ("order", _order(facts["shuffled_with_seed"])),
         ("index", f"{format_bytes(facts['index_bytes'])}, in the memory of each node"),
         ("room", _rooms(facts)),
@@ -173,6 +179,19 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     if facts["in_use_by"]:
         rows.append(("in use", "; ".join(facts["in_use_by"])))
     return [facts["dataset"], *(f"  {name:<11} {text}" for name, text in rows)]
+
+
+def _made_from(paths: list[str] | None) -> str:
+    if not paths:
+        return ""
+    return f", from {paths[0]}" + (f" and {format_count(len(paths) - 1, 'other')}" if len(paths) > 1 else "")
+
+
+def _garbage(facts: dict[str, Any]) -> str:
+    share = facts["garbage_bytes"] / max(1, facts["partitions"]["bytes"])
+    text = f"{format_bytes(facts['garbage_bytes'])} ({share:.0%} of the partitions) since updates"
+    advice = "; --update --repack writes them anew"
+    return text + (f"{advice}, needed before unpacking with tar" if facts["garbage_misleading"] else advice)
 
 
 def _content(facts: dict[str, Any]) -> str:

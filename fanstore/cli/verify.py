@@ -46,7 +46,13 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="SRC",
-        help="compare with these directories or plain tar files, given in the same order as to fanstore-prep",
+        help="compare with these directories or plain tar files, given as to fanstore-prep: in the same order, with "
+        "the same names before '='. What --include, --exclude and --sample have left out is not missed",
+    )
+    parser.add_argument(
+        "--shard-folders",
+        action="store_true",
+        help="each tar file is in a folder, as fanstore-prep --shard-folders does",
     )
     parser.add_argument(
         "--dereference",
@@ -75,7 +81,7 @@ def _main(argv: list[str] | None) -> int:
     # A batch system ends a job with SIGTERM: stop reading as after Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     prepared = PreparedDataset.open(arguments.prepared)
-    with opened_sources(arguments.against, arguments.dereference) as sources:
+    with opened_sources(arguments.against, arguments.dereference, arguments.shard_folders) as sources:
         wrong = _check(prepared, jobs, arguments.quiet)
         if sources:
             begin = time.monotonic()

@@ -5,6 +5,7 @@ Owns reading, checking and writing of the manifest; nothing else looks at its JS
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,8 @@ FORMAT = "fanstore"
 VERSION = 1
 MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "index.fsx"
+#: Each update gives the index a new name, so that the old manifest and the old index stay a pair.
+_UPDATED_INDEX = re.compile(r"index-[0-9a-f]{8}\.fsx")
 #: Characters of a wrong value that an error message shows.
 SHOWN_LENGTH = 200
 #: A manifest of a million partitions stays below this; a longer one is not a manifest.
@@ -48,6 +51,39 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class SourceInfo:
+    """What a dataset was made from. ``bytes`` and ``mtime_ns`` are those of a tar or zip file, None of a directory."""
+
+    path: str  #: absolute, or an address
+    prefix: str  #: folder of the dataset that it is in; empty: the root
+    bytes: int | None
+    mtime_ns: int | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a dataset was made, so that it can be updated: all that decides which entries there are, and where."""
+
+    sources: tuple[SourceInfo, ...]
+    partition_bytes: int
+    everywhere: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    sample: int | None = None
+    left_out: int = 0  #: files, by the three above
+    dereference: bool = False
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What partitions hold for nobody, since the dataset was updated."""
+
+    members: int
+    bytes: int
+    misleading: int  #: members that unpacking with tar would take for something that is in the dataset
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A checked manifest."""
 
@@ -59,6 +95,9 @@ class Manifest:
     partitions: tuple[PartitionInfo, ...]
     version: int = VERSION
     shuffle: int | None = None  #: the seed, if files are in partitions in random order
+    index_file: str = INDEX_FILE
+    origin: Origin | None = None  #: None of datasets that were made by an earlier version
+    garbage: Garbage | None = None
 
     def dumps(self) -> str:
         """The JSON text, with its own checksum."""
@@ -67,12 +106,16 @@ class Manifest:
             "version": self.version,
             "created": self.created,
             "codec": self.codec,
-            "index": {"file": INDEX_FILE, "bytes": self.index_bytes, "checksum": to_hex(self.index_checksum)},
+            "index": {"file": self.index_file, "bytes": self.index_bytes, "checksum": to_hex(self.index_checksum)},
             "totals": asdict(self.totals),
             "partitions": [{**asdict(part), "checksum": to_hex(part.checksum)} for part in self.partitions],
         }
         if self.shuffle is not None:
             content["shuffle"] = self.shuffle
+        if self.origin is not None:
+            content["origin"] = asdict(self.origin)
+        if self.garbage is not None:
+            content["garbage"] = asdict(self.garbage)
         content["checksum"] = _own_checksum(content)
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
 
@@ -116,7 +159,8 @@ def _parse(text: bytes) -> Manifest:
     if not is_known(codec):
         raise _Refused(f"the codec {_shown(codec)} is unknown here; a newer FanStore has written it")
     index = _object(content, "index")
-    if index.get("file") != INDEX_FILE:
+    index_file = _text(index, "file")
+    if not is_index_name(index_file):
         raise _Refused("its index has another name than 'index.fsx'")
     totals = _object(content, "totals")
     partitions = content.get("partitions")
@@ -130,7 +174,52 @@ def _parse(text: bytes) -> Manifest:
         totals=Totals(**{field: _count(totals, field) for field in Totals.__dataclass_fields__}),
         partitions=tuple(_partition(item) for item in partitions),
         shuffle=_count(content, "shuffle") if "shuffle" in content else None,
+        index_file=index_file,
+        origin=_origin(_object(content, "origin")) if "origin" in content else None,
+        garbage=_garbage(_object(content, "garbage")) if "garbage" in content else None,
     )
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a file is called as an index is: the first one, or one that an update has written."""
+    return name == INDEX_FILE or _UPDATED_INDEX.fullmatch(name) is not None
+
+
+def _origin(content: Mapping[str, Any]) -> Origin:
+    sources = content.get("sources")
+    if not isinstance(sources, list):
+        raise _Refused("its origin has no list of sources")
+    return Origin(
+        sources=tuple(_source(item) for item in sources),
+        partition_bytes=_count(content, "partition_bytes"),
+        everywhere=_texts(content, "everywhere"),
+        include=_texts(content, "include"),
+        exclude=_texts(content, "exclude"),
+        sample=None if content.get("sample") is None else _count(content, "sample"),
+        left_out=_count(content, "left_out"),
+        dereference=_flag(content, "dereference"),
+    )
+
+
+def _source(item: object) -> SourceInfo:
+    if not isinstance(item, dict):
+        raise _Refused("a source is not an object")
+    mtime_ns = item.get("mtime_ns")
+    if mtime_ns is not None and type(mtime_ns) is not int:
+        raise _Refused("a source has no valid time")
+    size = None if item.get("bytes") is None else _count(item, "bytes")
+    return SourceInfo(_text(item, "path"), _text(item, "prefix"), size, mtime_ns)
+
+
+def _garbage(content: Mapping[str, Any]) -> Garbage:
+    return Garbage(*(_count(content, field) for field in Garbage.__dataclass_fields__))
+
+
+def _texts(content: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    values = content.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise _Refused(f"'{key}' is missing or not a list of texts")
+    return tuple(values)
 
 
 def _partition(item: object) -> PartitionInfo:

@@ -44,11 +44,8 @@ class PreparedDataset:
         ``index`` is used where it is, without a copy: nobody may change that memory from now on.
         """
         storage = _storage(where)
-        return cls._checked(
-            storage,
-            Manifest.loads(manifest, f"'{storage.label(MANIFEST_FILE)}'"),
-            Index.adopt(index, f"'{storage.label(INDEX_FILE)}'"),
-        )
+        checked = Manifest.loads(manifest, f"'{storage.label(MANIFEST_FILE)}'")
+        return cls._checked(storage, checked, Index.adopt(index, f"'{storage.label(checked.index_file)}'"))
 
     @classmethod
     def _checked(cls, storage: Storage, manifest: Manifest, index: Index) -> "PreparedDataset":
@@ -106,7 +103,23 @@ def read_parts(where: str | os.PathLike[str] | Storage) -> tuple[bytes, bytes]:
     """Manifest and index as they are, for ``PreparedDataset.from_parts`` on all nodes; FormatError if not readable."""
     storage = _storage(where)
     storage.check()
-    return _read(storage, MANIFEST_FILE), _read(storage, INDEX_FILE)
+    manifest = _read(storage, MANIFEST_FILE)
+    while True:
+        try:
+            return manifest, _read(storage, _index_name(manifest))
+        except FormatError:
+            # An update may have removed it a moment ago: then there is another manifest by now.
+            before, manifest = manifest, _read(storage, MANIFEST_FILE)
+            if manifest == before:
+                raise
+
+
+def _index_name(manifest: bytes) -> str:
+    """The file that has the index; the manifest itself is refused later, by whoever parses it, if it is not sound."""
+    try:
+        return Manifest.loads(manifest).index_file
+    except FormatError:
+        return INDEX_FILE
 
 
 def _read(storage: Storage, name: str) -> bytes:

@@ -21,7 +21,16 @@ from fanstore.format.codec_table import CODECS
 from fanstore.format.index import Index
 from fanstore.format.prepared import PreparedDataset
 from fanstore.format.storage import StoredFile, is_address
-from fanstore.prep.sources import DirectorySource, Node, Source, TarSource, looks_like_directory
+from fanstore.prep.selection import Selection
+from fanstore.prep.sources import (
+    DirectorySource,
+    Node,
+    Source,
+    TarSource,
+    in_own_folder,
+    looks_like_directory,
+    read_name,
+)
 from fanstore.prep.spool import compression_of
 from fanstore.progress import Progress
 from fanstore.units import format_path
@@ -41,22 +50,25 @@ class Difference:
 
 
 @contextmanager
-def opened_sources(paths: Sequence[str], dereference: bool = False) -> Iterator[list[Source]]:
+def opened_sources(
+    named: Sequence[str], dereference: bool = False, shard_folders: bool = False
+) -> Iterator[list[Source]]:
     """The sources of a comparison: directories, perhaps with their links followed, and plain tar files."""
     with ExitStack() as stack:
         sources: list[Source] = []
-        for number, path in enumerate(paths):
+        for number, given in enumerate(map(read_name, named)):
+            path = given.path
             if is_address(path):
                 raise UsageError(
                     f"--against takes directories and tar files of this machine, and '{path}' is an address"
                 )
             if looks_like_directory(path):
-                source: Source = DirectorySource(path, dereference)
+                source: Source = DirectorySource(path, dereference, given.prefix)
             else:
                 compression = compression_of(path)
                 if compression is not None:
                     raise UsageError(f"'{path}' is compressed with {compression}; unpack it to compare with it")
-                source = TarSource(path, path)
+                source = TarSource(path, path, (in_own_folder(given) if shard_folders else given).prefix)
             stack.callback(source.close)
             if isinstance(source, TarSource):
                 source.read_members(number)
@@ -94,6 +106,8 @@ class _Comparison:
         self._key_of: dict[int, tuple[int, int] | None] = {}
         self._stop = threading.Event()
         self._partitions = _Partitions(prepared)
+        origin = prepared.manifest.origin
+        self._chosen = Selection(origin.include, origin.exclude, origin.sample) if origin is not None else Selection()
 
     def run(self, jobs: int) -> list[Difference]:
         room = threading.BoundedSemaphore(4 * jobs)
@@ -129,6 +143,8 @@ class _Comparison:
             children = {self._index.name(child): child for child in self._index.children(entry)}
             for name in sorted(nodes.keys() | children.keys()):
                 below = path + b"/" + name if path else name
+                if name not in children and self._left_out(below, nodes[name][0]):
+                    continue
                 if name not in children:
                     what = " with all below it" if stat.S_ISDIR(nodes[name][0].mode) else ""
                     self._note("missing", below, f"in the source, not in the dataset{what}")
@@ -148,6 +164,11 @@ class _Comparison:
                             batch = _Contents()
         if batch.files:
             yield batch
+
+    def _left_out(self, path: bytes, node: Node) -> bool:
+        """Whether something was left out when the dataset was made, or is a directory that may have been left empty."""
+        sampled = self._chosen.sample is not None
+        return sampled or not self._chosen.takes(path) or (stat.S_ISDIR(node.mode) and bool(self._chosen.include))
 
     def _list(self, path: bytes, holders: list[int]) -> dict[bytes, tuple[Node, list[int]]]:
         """Entries of one directory in all sources that have it: the first node of a name, and who has it."""

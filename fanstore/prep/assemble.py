@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ class Assembled:
     totals: Totals
     partitions: tuple[PartitionInfo, ...]
     problems: list[tuple[bytes, str]]  #: path and reason of every file that is not in the dataset
+    codec_of: npt.NDArray[np.uint32]  #: by entry of the table
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,25 @@ class PartitionName:
     members: int | None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What an update takes over: partitions of the dataset as it was, and where in them files of the new table are."""
+
+    partitions: tuple[PartitionInfo, ...] = ()
+    entries: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    results: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, PACKED))
+    part: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    chunks: dict[int, npt.NDArray[np.void]] = field(default_factory=dict)  #: as in Packed
+
+
 def assemble(
-    table: Table, plans: Sequence[PartitionPlan], names: Sequence[PartitionName], packed: Sequence[Packed]
+    table: Table,
+    plans: Sequence[PartitionPlan],
+    names: Sequence[PartitionName],
+    packed: Sequence[Packed],
+    kept: Kept,
 ) -> Assembled:
-    """Combine the packed partitions of all ranks."""
+    """Combine the packed partitions of all ranks, behind those that are kept."""
     count = len(table)
     results = np.zeros(count, PACKED)
     part = np.full(count, NO_PARTITION, np.uint32)
@@ -58,12 +74,14 @@ def assemble(
         results[one.entries] = one.results
         chunks.update(one.chunks)
         written.update(one.partitions)
+    results[kept.entries], part[kept.entries] = kept.results, kept.part
+    chunks.update(kept.chunks)
     content = has_content(table)
-    for number, plan in enumerate(plans):
+    for number, plan in enumerate(plans, len(kept.partitions)):
         part[plan.order[content[plan.order]]] = number
 
     keep, problems = _failures(table, results)
-    infos = tuple(
+    infos = kept.partitions + tuple(
         PartitionInfo(
             file=name.file,
             bytes=written[number][0],
@@ -76,7 +94,7 @@ def assemble(
     )
     columns = _columns(table, results, part, chunks, keep)
     columns["parts"] = np.array([info.bytes for info in infos], np.uint64)
-    return Assembled(columns, _totals(columns), infos, problems)
+    return Assembled(columns, _totals(columns), infos, problems, results["codec"][table.inode])
 
 
 def _failures(table: Table, results: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.bool_], list[tuple[bytes, str]]]:

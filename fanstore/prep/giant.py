@@ -163,8 +163,11 @@ def _open(table: Table, sources: Sequence[Source], entry: int, report: Callable[
     return _Origin(fd, 0, size, int(table.mtime[entry]), report)
 
 
-def _header(table: Table, entry: int, suffix: bytes, stored: int, largest: int) -> bytes:
-    """The tar header; as long for every ``stored`` up to ``largest``, so that it can be written after the content."""
+def _header(table: Table, entry: int, suffix: bytes, stored: int, largest: int, position: int = -1) -> bytes:
+    """The tar header; as long for every ``stored`` up to ``largest``, so that it can be written after the content.
+
+    With a ``position`` it begins there, and ends at a multiple of a page.
+    """
     return _native.tar_file_header(
         table.path(entry) + suffix,
         int(table.mode[entry]),
@@ -173,6 +176,7 @@ def _header(table: Table, entry: int, suffix: bytes, stored: int, largest: int) 
         int(table.mtime[entry]),
         stored,
         largest,
+        position,
     )
 
 
@@ -189,9 +193,9 @@ def _stream(
     codec = compression.codec
     # What an earlier attempt left behind the end must not show through holes.
     os.ftruncate(writer.fd, writer.position)
-    offset = writer.position + len(_header(table, entry, codec.suffix, size, size))
+    head = _header(table, entry, codec.suffix, size, size, writer.position if codec is NONE else -1)
+    offset = writer.position + len(head)
     if codec is NONE:
-        head = _header(table, entry, codec.suffix, size, size)
         writer.stream(memoryview(head), writer.position)
         if writer.hasher is not None:
             writer.hasher.update(head)

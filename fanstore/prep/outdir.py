@@ -1,7 +1,8 @@
 """The directory that fanstore-prep writes: under a temporary name until it is complete.
 
 ``.NAME.partial-XXXXXXXX`` beside the real name holds everything; a flock on it tells a run at work from one that was
-killed, whose remains the next run for the same name removes.
+killed. The next run for the same name takes over what that has finished (journal.py), under another tag, so that
+whatever is left of the killed one writes there no more; other remains are removed.
 
 A dataset that is replaced is moved aside, to ``.NAME.replaced-XXXXXXXX``, then the new one gets its name. Not exchanged
 in one step: only while the name leads nowhere can no mount begin to use what is about to go (format/users.py). A run
@@ -16,7 +17,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,39 +26,60 @@ from fanstore.errors import OutputError, UsageError
 from fanstore.format import users
 from fanstore.format.manifest import MANIFEST_FILE
 from fanstore.format.users import DatasetUser
+from fanstore.prep import journal
+from fanstore.prep.journal import Finished
+from fanstore.units import format_bytes
+
+#: Who interrupts a run which has finished partitions of so many bytes may want to go on later: minutes of work where
+#: files are small.
+WORTH_KEEPING_BYTES = 256 << 20
 
 
 class Sink:
-    """Where the ranks of a job write partitions; goes from rank 0 to the others. Any thread."""
+    """Where the ranks of a job write partitions; goes from rank 0 to the others. Any thread.
 
-    def __init__(self, directory: Path) -> None:
+    Attributes:
+        first: number of the first new partition. key: what the journal is for.
+    """
+
+    def __init__(self, directory: Path, first: int = 0) -> None:
         self._directory = directory
+        self.first = first
+        self.key = ""
 
     def name(self, number: int) -> str:
         """The name of a partition."""
-        return f"part-{number:05d}.tar"
+        return f"part-{self.first + number:05d}.tar"
 
     def path(self, number: int) -> Path:
         """The file to write it to."""
         return self._directory / self.name(number)
 
-    def finished(self, number: int) -> None:
-        """It is complete, and on the disk. Raises OutputError."""
+    def recall(self, number: int) -> Finished | None:
+        """The partition, if an earlier run has finished it. Raises OSError."""
+        return journal.recall(self.path(number), self.key)
+
+    def finished(self, number: int, what: Finished) -> None:
+        """It is complete, and on the disk. Raises OSError, OutputError."""
+        if not what.results["status"].any():  # a file that could not be read may be readable the next time
+            journal.write(self.path(number), self.key, what)
 
     def close(self) -> None:
         """This rank writes no more."""
 
 
 class OutputDirectory:
-    """A context: entered, ``path`` is an empty directory; left without publish(), nothing remains.
+    """A context: entered, ``path`` has at most finished partitions of an earlier run; left without publish(), nothing
+    remains, or what this run has finished, if it is much and the user has interrupted it.
 
     Attributes:
         final: the name the user asked for. path: where to write meanwhile. sink: for partitions.
     """
 
-    def __init__(self, final: str, force: bool) -> None:
+    def __init__(self, final: str, force: bool, note: Callable[[str], None] = lambda _: None) -> None:
         self.final = Path(os.path.abspath(final))
         self._force = force
+        self._note = note
         self._tag = os.urandom(4).hex()
         self.path = self.final.with_name(f".{self.final.name}.partial-{self._tag}")
         self.sink = Sink(self.path)
@@ -111,8 +133,12 @@ class OutputDirectory:
 
     def __enter__(self) -> Self:
         self.check()
-        self._sweep()
         try:
+            adopted = self._adopt()
+            self._sweep()
+            if adopted:
+                journal.keep_finished(self.path)
+                return self
             self.path.mkdir()
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             _try_lock(self._lock)
@@ -123,11 +149,39 @@ class OutputDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-        if self.path.exists():
-            _remove(self.path)
+        try:
+            if self.path.exists() and not (isinstance(error, KeyboardInterrupt) and self._worth_keeping()):
+                _remove(self.path)
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    def _worth_keeping(self) -> bool:
+        """Whether much is finished; then all else is removed, and the user is told."""
+        if sum(partition.stat().st_size for partition in journal.finished_in(self.path)) < WORTH_KEEPING_BYTES:
+            return False
+        kept_bytes = journal.keep_finished(self.path)
+        self._note(
+            f"{format_bytes(kept_bytes)} of finished partitions are kept in '{self.path}': the same command goes on "
+            "from there; remove that directory if you do not want to"
+        )
+        return True
+
+    def _adopt(self) -> bool:
+        """Take over what a killed run has finished."""
+        for remains in self.final.parent.glob(f".{_escape(self.final.name)}.partial-*"):
+            try:
+                fd = os.open(remains, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue  # not a directory of ours, or gone
+            if os.fstat(fd).st_uid == os.getuid() and _try_lock(fd) and any(journal.finished_in(remains)):
+                with contextlib.suppress(FileNotFoundError):  # another run was quicker
+                    os.rename(remains, self.path)
+                    self._lock = fd
+                    return True
+            os.close(fd)
+        return False
 
     def _sweep(self) -> None:
         """Remove what killed runs for the same name have left."""
@@ -164,16 +218,17 @@ class OutputDirectory:
         OutputError if somebody began to use it meanwhile: then it stays, and the new one is kept under another name.
         """
         try:
+            journal.remove_notes(self.path)
             with contextlib.suppress(OSError):  # a file system without modes: then mounts cannot register
                 users.make_directory(self._lock)
-            _sync(self.path)
+            sync(self.path)
             if os.path.lexists(self.final):
                 self._check_old()
                 if found := self._replace():
                     raise self._in_use(found, f"unmount it, then replace it with the new dataset, '{self._keep()}'")
             else:
                 os.rename(self.path, self.final)
-            _sync(self.final.parent)
+            sync(self.final.parent)
         except OSError as error:
             raise OutputError(f"cannot give the dataset its name '{self.final}': {error.strerror}") from error
 
@@ -225,7 +280,7 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -20,6 +20,7 @@ from typing import Self
 from fanstore.errors import FormatError, OutputError, UsageError
 from fanstore.format.manifest import INDEX_FILE, MANIFEST_FILE, Manifest
 from fanstore.format.objects import Objects
+from fanstore.prep.journal import Finished
 from fanstore.prep.outdir import Sink
 
 #: Written first of all, so that what may not be written is known before anything is packed; removed at the end.
@@ -61,7 +62,10 @@ class ObjectSink(Sink):
                 self._directory = Path(tempfile.mkdtemp(prefix="fanstore-prep-"))
         return super().path(number)
 
-    def finished(self, number: int) -> None:
+    def recall(self, number: int) -> Finished | None:
+        return None  # what a killed run has written is written again
+
+    def finished(self, number: int, what: Finished) -> None:
         path = self.path(number)
         with self._changed:
             if self._stopped:

@@ -15,7 +15,7 @@ import errno
 import mmap
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,12 @@ from fanstore.format.codec import CHUNK_BYTES, NONE
 from fanstore.format.codec_table import Compression
 from fanstore.format.index import CHUNK_RECORD
 from fanstore.prep.giant import pack_giant
+from fanstore.prep.journal import Finished
 from fanstore.prep.outdir import Sink
-from fanstore.prep.plan import PartitionPlan, has_content, member_bounds
+from fanstore.prep.plan import ALIGNED_BYTES, PartitionPlan, has_content, member_bounds
 from fanstore.prep.sources import Source
 from fanstore.prep.table import Table
-from fanstore.prep.writer import BLOCK_BYTES, PartitionWriter, Stopped
+from fanstore.prep.writer import LEAD_BYTES, PartitionWriter, Stopped
 
 #: The layout of struct fsx_packed in native/prep/pack.h.
 PACKED = np.dtype([("status", "<i4"), ("codec", "<u4"), ("offset", "<u8"), ("stored", "<u8"), ("checksum", "<u8")])
@@ -48,6 +49,7 @@ class Packed:
     results: npt.NDArray[np.void]  #: PACKED; offset is in the partition, status as in native/prep/pack.h
     chunks: dict[int, npt.NDArray[np.void]]  #: entry → records, of files of several chunks
     partitions: dict[int, tuple[int, int]]  #: partition number → bytes and checksum
+    recalled: list[int] = field(default_factory=list)  #: numbers of those that an earlier run had finished
 
 
 @dataclass
@@ -82,7 +84,8 @@ class Packing:
         self._jobs_wanted = jobs
         self._report = report
         self._packer = _native.Packer(
-            table.columns(), [(source.fd, source.is_tar, source.dereference) for source in sources]
+            table.columns(),
+            [(source.fd, source.is_tar, source.dereference, len(source.prefix)) for source in sources],
         )
         self._bound = member_bounds(table)
         self._has_content = has_content(table)
@@ -96,19 +99,15 @@ class Packing:
         for number, plan in plans.items():
             self._row_start[number] = start
             start += len(plan.order)
-        self._lock = threading.Lock()  # guards _jobs, _waiting, _error and _result.partitions
-        self._waiting = list(plans)
+        self._lock = threading.Lock()  # guards _jobs, _unknown, _waiting, _error, _result.partitions and .recalled
+        self._unknown = list(plans)  # perhaps an earlier run has finished them
+        self._waiting: list[int] = []
         self._jobs: list[_Job] = []
         self._error: BaseException | None = None
         self.stop = threading.Event()
 
     def run(self, tick: Callable[[], None]) -> Packed:
         """Pack everything; ``tick`` is called in this thread a few times a second and may raise to stop the work."""
-        for number, plan in self._plans.items():
-            if len(plan.order) == 0:  # more partitions asked for than there are files
-                self._waiting.remove(number)
-                self._result.partitions[number] = PartitionWriter.create(self._sink.path(number)).finish()
-                self._sink.finished(number)
         threads = [threading.Thread(target=self._work, name=f"pack-{n}", daemon=True) for n in range(self._jobs_wanted)]
         for thread in threads:
             thread.start()
@@ -161,6 +160,8 @@ class Packing:
     def _work(self) -> None:
         buffers = _Buffers()
         try:
+            while not self.stop.is_set() and self._recall_one():
+                pass
             while not self.stop.is_set():
                 taken = self._take()
                 if taken is None:
@@ -177,6 +178,34 @@ class Packing:
         finally:
             buffers.close()
 
+    def _recall_one(self) -> bool:
+        """Look whether a partition is finished already; False if all were looked at."""
+        with self._lock:
+            if not self._unknown:
+                return False
+            number = self._unknown.pop(0)
+        plan = self._plans[number]
+        finished = self._sink.recall(number)
+        if finished is None:
+            if len(plan.order):
+                with self._lock:
+                    self._waiting.append(number)
+                return True
+            # More partitions were asked for than there are files.
+            length, checksum = PartitionWriter.create(self._sink.path(number)).finish()
+            finished = Finished(length, checksum, np.zeros(0, PACKED), {})
+            self._sink.finished(number, finished)
+        else:
+            with self._lock:
+                self._result.recalled.append(number)
+        row = self._row_start[number]
+        self._result.results[row : row + len(plan.order)] = finished.results
+        self._result.chunks.update(finished.chunks)
+        with self._lock:
+            self._result.partitions[number] = finished.bytes, finished.checksum
+        self._report(plan.content_bytes, int(self._has_content[plan.order].sum()))
+        return True
+
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             if self._error is None:
@@ -189,10 +218,14 @@ class Packing:
             job.done += 1
             last = job.done == len(job.plan.batches)
         if last:
-            outcome = job.writer.finish()
-            self._sink.finished(job.number)
+            length, checksum = job.writer.finish()
+            row = self._row_start[job.number]
+            order = job.plan.order
+            chunks = {entry: self._result.chunks[entry] for entry in order.tolist() if entry in self._result.chunks}
+            results = self._result.results[row : row + len(order)]
+            self._sink.finished(job.number, Finished(length, checksum, results, chunks))
             with self._lock:
-                self._result.partitions[job.number] = outcome
+                self._result.partitions[job.number] = length, checksum
                 self._jobs.remove(job)
 
     def _pack_batch(self, job: _Job, number: int, buffers: _Buffers) -> None:
@@ -207,16 +240,16 @@ class Packing:
             self._pack_giant(job, number, order, results, buffers)
             return
         codec = self._compression.codec
-        out = buffers.out(BLOCK_BYTES + int(self._bound[order].sum()))
+        out = buffers.out(LEAD_BYTES + int(self._bound[order].sum()))
         scratch = buffers.scratch(_native.pack_scratch(largest) if codec is not NONE else mmap.PAGESIZE)
         several = content[content > CHUNK_BYTES].astype(np.int64)
         chunks = np.zeros(int(((several + CHUNK_BYTES - 1) // CHUNK_BYTES).sum()) + 1, CHUNK_RECORD)
         used, _ = self._packer.pack(
-            order, codec.number, self._compression.level, memoryview(out)[BLOCK_BYTES:], scratch, results, chunks
+            order, codec.number, self._compression.level, memoryview(out)[LEAD_BYTES:], scratch, results, chunks
         )
         self._keep_chunks(order, results, chunks)
         job.writer.wait_turn(number, self.stop)
-        position = job.writer.append(out, used)
+        position = job.writer.append(out, used, aligned=largest >= ALIGNED_BYTES)
         results["offset"] += np.uint64(position)
         self._report(int(content.sum()), int(self._has_content[order].sum()))
 

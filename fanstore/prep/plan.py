@@ -6,9 +6,7 @@ first name; directories come at the very end, children before parents (docs/form
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
-import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import numpy.typing as npt
 
 from fanstore.errors import UsageError
 from fanstore.order.streams import Purpose, permutation
+from fanstore.prep.selection import matching
 from fanstore.prep.table import Table
 
 #: One batch is packed in memory and written with one call. Processor time for 107 KB files: 4 MiB 0.51 s, 2 MiB 0.54 s,
@@ -25,6 +24,10 @@ from fanstore.prep.table import Table
 BATCH_BYTES = 4 << 20
 #: Tar headers of one member at most, without what its path adds: pax header, its records, ustar header.
 _HEADER_BOUND = 2048
+#: Content of files of so many bytes and more begins at a multiple of a page in the partition (native/prep/tarhead.h),
+#: which makes their headers longer by at most so much, and once more for each batch.
+ALIGNED_BYTES = 1 << 20
+_ALIGNMENT_BOUND = 2 * 4608
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ def content_bytes(table: Table) -> npt.NDArray[np.int64]:
     return np.where(has_content(table), table.size, 0).astype(np.int64)
 
 
-def make_plan(table: Table, limits: Limits) -> list[PartitionPlan]:
-    """All partitions; at least one, and as many as asked for."""
+def make_plan(table: Table, limits: Limits, wanted: npt.NDArray[np.bool_] | None = None) -> list[PartitionPlan]:
+    """All partitions; at least one, and as many as asked for. Of files and links, the ``wanted`` ones; None is all."""
     content = content_bytes(table)
     bound = member_bounds(table)
     entries = np.arange(len(table), dtype=np.uint32)
@@ -68,7 +71,9 @@ def make_plan(table: Table, limits: Limits) -> list[PartitionPlan]:
     place = entries if limits.shuffle is None else permutation(limits.shuffle, Purpose.PREPARE, 0, len(table))
     order = np.lexsort((entries, place[table.inode])).astype(np.uint32)
     order = order[~is_directory[order]]
-    chosen = _everywhere(table, limits.everywhere)[table.inode[order]]
+    if wanted is not None:
+        order = order[wanted[order]]
+    chosen = matching(table, limits.everywhere)[table.inode[order]]
     groups = [(order[chosen], True), (order[~chosen], False)]
     plans: list[PartitionPlan] = []
     for (members, everywhere), count in zip(groups, _group_counts(groups, bound, limits), strict=True):
@@ -89,22 +94,8 @@ def member_bounds(table: Table) -> npt.NDArray[np.int64]:
     paths = table.path_bytes()
     targets = np.where(table.is_type(stat.S_IFLNK), table.size.astype(np.int64), paths[table.inode])
     bound: npt.NDArray[np.int64] = _HEADER_BOUND + (content + 511) // 512 * 512 + (paths + targets + 511) // 512 * 512
+    bound[content >= ALIGNED_BYTES] += _ALIGNMENT_BOUND
     return bound
-
-
-def _everywhere(table: Table, patterns: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which entries match a pattern by their path, or lie below a directory that does."""
-    matched = np.zeros(len(table), dtype=np.bool_)
-    if not patterns:
-        return matched
-    cleaned = [pattern.strip("/") for pattern in patterns]
-    for entry in range(1, len(table)):
-        if matched[table.parent[entry]]:
-            matched[entry] = True
-        else:
-            path = os.fsdecode(table.path(entry))
-            matched[entry] = any(fnmatch.fnmatchcase(path, pattern) for pattern in cleaned)
-    return matched
 
 
 def _group_counts(

@@ -143,7 +143,10 @@ class _ListedAhead:
         listings: list[Columns | None] = []
         for one in group:
             only = self._sources[one.holders[0]] if len(one.holders) == 1 else None
-            listings.append(only.list_columns(one.path) if isinstance(only, DirectorySource) else None)
+            if isinstance(only, DirectorySource) and only.inner(one.path) is not None:
+                listings.append(only.list_columns(one.path))
+            else:
+                listings.append(None)
         return listings
 
     def __enter__(self) -> Self:
@@ -222,7 +225,7 @@ def _merge(found: list[tuple[Node, int]], path: bytes, sources: Sequence[Source]
             if not (is_directory and stat.S_ISDIR(first.mode)):
                 raise SourceError(
                     f"{format_path(_join(path, node.name))} is in both '{sources[first_number].label}' and "
-                    f"'{sources[number].label}'; rename one, or leave it out"
+                    f"'{sources[number].label}'; {_advice(sources[first_number], sources[number])}"
                 )
             holders[node.name].append(number)
             continue
@@ -231,6 +234,13 @@ def _merge(found: list[tuple[Node, int]], path: bytes, sources: Sequence[Source]
             holders[node.name] = [number]
     found[:] = kept
     return holders
+
+
+def _advice(first: Source, second: Source) -> str:
+    """What to do about a name that is in two sources."""
+    folders = ", or use --shard-folders, which gives each tar file a folder of its own"
+    prefixes = ", or give each SRC a folder of its own (a=SRC b=SRC)"
+    return "rename one, leave it out" + (folders if first.is_tar and second.is_tar else prefixes)
 
 
 def _add(

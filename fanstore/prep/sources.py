@@ -1,13 +1,15 @@
 """Where a dataset comes from: directories and tar files, each listed one directory at a time.
 
 A source knows its entries and nothing of other sources; scan.py merges them. Sources stay open until close(), because
-the packer reads through their descriptors.
+the packer reads through their descriptors. A source may lie in a folder of its own (``prefix``): all paths that it is
+asked for are those of the dataset.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from fanstore import _native
-from fanstore.errors import FormatError, SourceError
+from fanstore.errors import FormatError, SourceError, UsageError
+from fanstore.format.storage import is_address
 from fanstore.format.tarshard import SHOWN_MAX, clamp_mtime_ns, list_members
 from fanstore.units import format_path
 
@@ -40,6 +43,9 @@ _LINK_PROBLEMS = {
     errno.ENOENT: "is a symbolic link that leads nowhere",
     errno.ELOOP: "is a symbolic link that leads round in circles",
 }
+_NAME_MAX = 255
+#: Of the names of tar and zip files, and of compressed ones.
+_ENDINGS = re.compile(r"\.(tgz|tbz2?|txz|zip|tar(\.\w+)?)$", re.IGNORECASE)
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -69,6 +75,7 @@ class Source(Protocol):
     """A tree that can be listed."""
 
     label: str  #: as the user wrote it
+    prefix: bytes  #: folder of the dataset that the tree is in; empty: the dataset's root
     fd: int
     is_tar: bool
     dereference: bool  #: symbolic links stand for what they point to
@@ -134,7 +141,30 @@ class Columns:
             )
 
 
-class DirectorySource:
+class _Placed:
+    """What all sources need to lie in a folder of the dataset."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self.prefix = prefix
+
+    def inner(self, path: bytes) -> bytes | None:
+        """A path of the dataset below the source's own root; None for a folder on the way to it."""
+        if not self.prefix or path == self.prefix:
+            return path[len(self.prefix) :]
+        return path[len(self.prefix) + 1 :] if path.startswith(self.prefix + b"/") else None
+
+    def _towards(self, path: bytes, own_root: Node) -> Listing:
+        """Of a folder on the way to the source's root: the next one."""
+        rest = self.prefix[len(path) + 1 if path else 0 :]
+        name, _, further = rest.partition(b"/")
+        return Listing([self._folder(name, own_root) if further else own_root._replace(name=name)], 0, [])
+
+    @staticmethod
+    def _folder(name: bytes, own_root: Node) -> Node:
+        return own_root._replace(name=name, mode=stat.S_IFDIR | 0o755)
+
+
+class DirectorySource(_Placed):
     """A directory tree on a file system.
 
     Attributes:
@@ -143,7 +173,8 @@ class DirectorySource:
 
     is_tar = False
 
-    def __init__(self, path: str, dereference: bool = False) -> None:
+    def __init__(self, path: str, dereference: bool = False, prefix: bytes = b"") -> None:
+        super().__init__(prefix)
         self.label = path
         self.dereference = dereference
         self.nofollow = 0 if dereference else os.O_NOFOLLOW
@@ -153,14 +184,20 @@ class DirectorySource:
             raise SourceError(f"cannot read the source '{path}': {error.strerror}") from error
 
     def root(self) -> Node:
+        own = self._own_root()
+        return self._folder(b"", own) if self.prefix else own
+
+    def _own_root(self) -> Node:
         status = os.fstat(self.fd)
         mtime_ns = clamp_mtime_ns(status.st_mtime_ns)
         return Node(b"", status.st_mode, mtime_ns, 0, status.st_uid, status.st_gid, 0, b"", None)
 
     def open_directory(self, path: bytes, above: list[os.stat_result] | None = None) -> int:
-        """A descriptor of a directory below the root, however deep it is; ``above`` gets all on the way, and itself."""
+        """A descriptor of a directory of the source, however deep it is; ``above`` gets all on the way, and itself."""
+        own = self.inner(path)
+        assert own is not None
         fd = os.dup(self.fd)
-        rest = path
+        rest = own
         try:
             if above is not None:
                 above.append(os.fstat(fd))
@@ -178,7 +215,7 @@ class DirectorySource:
         except BaseException:
             os.close(fd)
             raise
-        return fd if path else self._reopen(fd)
+        return fd if own else self._reopen(fd)
 
     def _reopen(self, fd: int) -> int:
         # A duplicate shares its position with the root's descriptor; listing needs one of its own.
@@ -205,6 +242,8 @@ class DirectorySource:
         return Columns(columns, skipped, problems, self.dereference)
 
     def list_directory(self, path: bytes) -> Listing:
+        if self.inner(path) is None:
+            return self._towards(path, self._own_root())
         listed = self.list_columns(path)
         return Listing(list(listed.nodes()), listed.skipped, listed.problems)
 
@@ -225,14 +264,15 @@ class _Folder:
         self.folders: dict[bytes, _Folder] = {}
 
 
-class TarSource:
+class TarSource(_Placed):
     """A plain tar file, listed once and kept as a tree of names."""
 
     is_tar = True
     dereference = False
 
-    def __init__(self, path: str, label: str) -> None:
+    def __init__(self, path: str, label: str, prefix: bytes = b"") -> None:
         """Open the file; read_members() must follow before it can be listed."""
+        super().__init__(prefix)
         self.label = label
         self.path = path
         self.skipped = 0
@@ -326,14 +366,17 @@ class TarSource:
         return inner
 
     def root(self) -> Node:
-        return self._root
+        return self._folder(b"", self._root) if self.prefix else self._root
 
     def list_directory(self, path: bytes) -> Listing:
+        own = self.inner(path)
+        if own is None:
+            return self._towards(path, self._root)
         folder = self._tree
-        for name in path.split(b"/") if path else ():
+        for name in own.split(b"/") if own else ():
             folder = folder.folders[name]
         # Special members have no place in the tree; they are all counted with the root.
-        return Listing(list(folder.nodes.values()), 0 if path else self.skipped, [])
+        return Listing(list(folder.nodes.values()), 0 if own else self.skipped, [])
 
     def forget_names(self) -> None:
         self._tree = _Folder()
@@ -353,3 +396,30 @@ def looks_like_directory(path: str) -> bool:
     if stat.S_ISREG(mode):
         return False
     raise SourceError(f"the source '{path}' is neither a directory nor a tar file")
+
+
+class Given(NamedTuple):
+    """A source as it is named on a command line: ``path`` (or an address), below ``prefix`` in the dataset."""
+
+    path: str
+    prefix: bytes
+
+
+def read_name(text: str) -> Given:
+    """A SRC, perhaps with a prefix (``train=/data/a``); one that exists as it is has none. Raises UsageError."""
+    prefix, equals, path = text.partition("=")
+    if not equals or is_address(text) or os.path.lexists(text):
+        return Given(text, b"")
+    parts = os.fsencode(prefix).strip(b"/").split(b"/")
+    if prefix.startswith("/") or any(part in (b"", b".", b"..") or len(part) > _NAME_MAX for part in parts):
+        raise UsageError(f"'{prefix}' in the source '{text}' is no name of a folder in the dataset, such as 'train'")
+    if not path:
+        raise UsageError(f"the source '{text}' has no path behind '='")
+    return Given(path, b"/".join(parts))
+
+
+def in_own_folder(given: Given) -> Given:
+    """A tar file below a folder that is called like it: ``shards/a-001.tar.gz`` in ``a-001``."""
+    name = given.path.rstrip("/").rpartition("/")[2].partition("?")[0]
+    stem = os.fsencode(_ENDINGS.sub("", name) or name)
+    return given._replace(prefix=given.prefix + b"/" + stem if given.prefix else stem)

@@ -1,7 +1,7 @@
-"""Tar files that cannot be read where they are: compressed ones (gzip, zstd, bzip2, xz), and those of an address.
+"""Tar files that cannot be read where they are: compressed ones (gzip, zstd, bzip2, xz), those of addresses, zip files.
 
-Turns each into a plain one, which can be read at any position. The plain copy lies in the directory of the dataset
-being written and goes with it or before it. What a file is, its first bytes say, not its name.
+Turns each into a plain tar file, which can be read at any position. It lies in the directory of the dataset being
+written and goes with it or before it. What a file is, its first bytes say, not its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from fanstore.format.storage import is_address, storage_at
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",
+}
 _BLOCK = 4 << 20
 #: Names that one pattern may stand for.
 _NAMES_MOST = 100_000
@@ -69,11 +76,13 @@ def spool(source: str, target: Path, tick: Callable[[int], None]) -> None:
     try:
         with _opened(source) as file, open(target, "xb") as plain:
             compression = _compression(file)
+            if compression == "zip" and is_address(source):
+                raise SourceError(f"'{source}' is a zip file, which cannot be read from an address; fetch it first")
             for block in _plain_blocks(file) if compression is None else _READERS[compression](file):
                 plain.write(block)
                 done += len(block)
                 tick(done)
-    except _Damaged as error:
+    except Damaged as error:
         raise FormatError(f"'{source}' is damaged or cut short: {error}") from error
     except OSError as error:
         what = "fetch" if is_address(source) else "unpack"
@@ -112,7 +121,7 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """The compressed bytes do not decode; every library has its own exception for that."""
 
 
@@ -133,7 +142,7 @@ def _gzip_blocks(file: BinaryIO) -> Iterator[bytes]:
             while block := stream.read(_BLOCK):
                 yield block
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _Damaged(error) from error
+        raise Damaged(error) from error
 
 
 def _bzip2_blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -144,11 +153,11 @@ def _bzip2_blocks(file: BinaryIO) -> Iterator[bytes]:
             while block := stream.read(_BLOCK):
                 yield block
     except EOFError as error:
-        raise _Damaged(error) from error
+        raise Damaged(error) from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _Damaged(error) from error  # bz2 reports damage so
+        raise Damaged(error) from error  # bz2 reports damage so
 
 
 def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -159,7 +168,7 @@ def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
             while block := stream.read(_BLOCK):
                 yield block
     except (EOFError, lzma.LZMAError) as error:
-        raise _Damaged(error) from error
+        raise Damaged(error) from error
 
 
 def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -179,9 +188,21 @@ def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
                     frame = decompressor.decompressobj()
                     begun = False
     except zstandard.ZstdError as error:
-        raise _Damaged(error) from error
+        raise Damaged(error) from error
     if begun:
-        raise _Damaged("the last zstd frame is not complete")
+        raise Damaged("the last zstd frame is not complete")
 
 
-_READERS = {"gzip": _gzip_blocks, "zstd": _zstd_blocks, "bzip2": _bzip2_blocks, "xz": _xz_blocks}
+def _zip_blocks(file: BinaryIO) -> Iterator[bytes]:
+    from fanstore.prep.zipped import tar_blocks
+
+    return tar_blocks(file)
+
+
+_READERS = {
+    "gzip": _gzip_blocks,
+    "zstd": _zstd_blocks,
+    "bzip2": _bzip2_blocks,
+    "xz": _xz_blocks,
+    "zip": _zip_blocks,
+}

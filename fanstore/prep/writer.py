@@ -27,6 +27,9 @@ from fanstore.format.codec import CHUNK_BYTES
 TAR_END = bytes(1024)
 #: Batches are written from and to multiples of this: the sector and page size of any disk that O_DIRECT is used for.
 BLOCK_BYTES = 4096
+#: Room that a buffer has before a batch, for what goes to the disk with it: the last bytes of the batch before, and a
+#: header that fills up to the next multiple of a page; together whole blocks.
+LEAD_BYTES = 3 * BLOCK_BYTES
 
 
 class Stopped(Exception):
@@ -76,22 +79,26 @@ class PartitionWriter:
                     raise Stopped
                 self.lock.wait(0.2)
 
-    def append(self, buffer: mmap.mmap, length: int) -> int:
-        """Write the batch whose turn it is, ``length`` bytes of the buffer after its first BLOCK_BYTES; returns where
-        it begins in the file. The next batch goes on as soon as the place is claimed.
+    def append(self, buffer: mmap.mmap, length: int, aligned: bool = False) -> int:
+        """Write the batch whose turn it is, ``length`` bytes of the buffer after its first LEAD_BYTES; returns where
+        it begins in the file, if it should be ``aligned`` a multiple of a page. The next batch goes on as soon as the
+        place is claimed.
         """
         view = memoryview(buffer)
-        data = view[BLOCK_BYTES : BLOCK_BYTES + length]
+        data = view[LEAD_BYTES : LEAD_BYTES + length]
         with self.lock:
-            position, before = self.position, self.tail
-            self.position += length
+            fill = _native.tar_fill(self.position) if aligned else b""
+            position = self.position + len(fill)
+            before = self.tail + fill
+            self.position = position + length
             left = self.position % BLOCK_BYTES
             self.tail = bytes(data[length - left :]) if left <= length else before + bytes(data)
             if self.hasher is not None:
+                self.hasher.update(fill)
                 self.hasher.update(data)
             self._pass_turn()
-        begin = BLOCK_BYTES - len(before)
-        view[begin:BLOCK_BYTES] = before
+        begin = LEAD_BYTES - len(before)
+        view[begin:LEAD_BYTES] = before
         whole = (len(before) + length) // BLOCK_BYTES * BLOCK_BYTES
         self._write(view[begin : begin + whole], position - len(before))
         return position

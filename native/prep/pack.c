@@ -82,16 +82,17 @@ static int64_t make_path(struct packer *p, uint32_t entry, size_t extra) {
 }
 
 /* Open the directory `entry` below its source's root, in steps that the kernel's path limit allows. */
-static int open_directory(struct packer *p, uint32_t entry, int root) {
+static int open_directory(struct packer *p, uint32_t entry, const struct fsx_pack_source *source) {
+    const int root = source->fd;
     const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
     const int64_t made = make_path(p, entry, 1);
     if (made < 0)
         return -ENOMEM;
-    if (made == 0) {
+    if ((size_t)made <= source->prefix_bytes) {
         const int fd = openat(root, ".", flags);
         return fd < 0 ? -errno : fd;
     }
-    size_t start = 0;
+    size_t start = source->prefix_bytes == 0 ? 0 : source->prefix_bytes + 1;
     const size_t end = (size_t)made;
     p->path[end] = 0;
     int at = root;
@@ -127,7 +128,7 @@ static struct opened open_entry(struct packer *p, uint32_t entry) {
         if (p->directory_fd >= 0)
             close(p->directory_fd);
         p->directory = -1;
-        p->directory_fd = open_directory(p, t->parent[entry], source->fd);
+        p->directory_fd = open_directory(p, t->parent[entry], source);
         if (p->directory_fd < 0) {
             const int error = -p->directory_fd;
             p->directory_fd = -1;
@@ -302,7 +303,10 @@ static int pack_file(struct packer *p, uint32_t entry, int fd, struct fsx_packed
         }
     }
 
-    const size_t head = put_header(p, entry, &(struct fsx_tar_member){.size = size, .type = FSX_TAR_FILE}, "");
+    /* The batch will begin at a multiple of a page if it has such a file. */
+    const struct fsx_tar_member shape = {
+        .size = size, .type = FSX_TAR_FILE, .position = b->out_used, .align = size >= FSX_TAR_ALIGNED_BYTES};
+    const size_t head = put_header(p, entry, &shape, "");
     const uint64_t padded = fsx_tar_padded(size);
     if (head == 0 || padded > b->out_bytes - b->out_used - head)
         return FSX_PACK_NO_ROOM;

@@ -21,6 +21,7 @@ struct fsx_pack_source {
     int fd; /* the root directory (O_PATH will do), or the tar file; owned by the caller */
     enum fsx_pack_source_kind kind;
     bool follow; /* of a directory: symbolic links stand for what they point to */
+    size_t prefix_bytes; /* of a directory: length of the path of its root in the table */
 };
 
 /* The scanned tree: columns owned by the caller and not changed while a batch is packed. Entry 0 is the root; every
@@ -73,6 +74,8 @@ struct fsx_batch {
     size_t chunks_used;
     size_t out_used;
 };
+
+/* A batch with a file of FSX_TAR_ALIGNED_BYTES (tarhead.h) or more belongs at a multiple of a page in its partition. */
 
 size_t fsx_pack_scratch(uint64_t largest_file);
 

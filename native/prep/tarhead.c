@@ -28,6 +28,7 @@ _Static_assert(sizeof(struct ustar) == FSX_TAR_BLOCK, "a ustar header is one blo
 #define OCTAL7_MAX 07777777u      /* 7 octal digits and NUL */
 #define OCTAL11_MAX 077777777777u /* 11 octal digits and NUL */
 #define PAX_NUMBERS_MAX 512u      /* room for all records but path and linkpath */
+#define COMMENT_MIN 16u           /* a record with a comment has at least so many bytes */
 
 static void octal(char *field, size_t bytes, uint64_t value) {
     for (size_t i = bytes - 1; i-- > 0; value >>= 3)
@@ -110,6 +111,44 @@ static size_t pax_time(uint8_t *out, int64_t ns) {
     return pax_record(out, "mtime", (const uint8_t *)text, bytes);
 }
 
+/* Append a record that means nothing and has `bytes` bytes, from COMMENT_MIN to some thousand. */
+static void pax_comment(uint8_t *out, size_t bytes) {
+    const size_t width = decimal_width(bytes);
+    decimal((char *)out, width, bytes);
+    memcpy(out + width, " comment=", 9);
+    memset(out + width + 9, ' ', bytes - width - 10);
+    out[bytes - 1] = '\n';
+}
+
+/* The header of `bytes` records, with a name for readers that know no pax and would unpack them. */
+static void pax_header(uint8_t *out, char type, const uint8_t *name, size_t name_bytes, size_t bytes) {
+    struct ustar head;
+    memset(&head, 0, sizeof head);
+    memcpy(head.name, "PaxHeaders/", 11);
+    memcpy(head.name + 11, name, name_bytes);
+    octal(head.mode, sizeof head.mode, 0644);
+    octal(head.uid, sizeof head.uid, 0);
+    octal(head.gid, sizeof head.gid, 0);
+    octal(head.size, sizeof head.size, bytes);
+    octal(head.mtime, sizeof head.mtime, 0);
+    head.typeflag = type;
+    finish(&head);
+    memcpy(out, &head, sizeof head);
+}
+
+/* How many bytes of records let a header at `position` end at a multiple of a page; `bytes` are there already. */
+static size_t aligned_records(uint64_t position, size_t bytes) {
+    if (bytes == 0 && (position + FSX_TAR_BLOCK) % FSX_TAR_PAGE == 0)
+        return 0;
+    const size_t room = (size_t)((FSX_TAR_PAGE - (position + 2 * FSX_TAR_BLOCK) % FSX_TAR_PAGE) % FSX_TAR_PAGE);
+    if (bytes > 0 && fsx_tar_padded(bytes) % FSX_TAR_PAGE == room)
+        return bytes;
+    size_t wanted = room;
+    while (wanted < bytes + COMMENT_MIN)
+        wanted += FSX_TAR_PAGE;
+    return wanted;
+}
+
 /* Put the path into name and prefix; false if it does not fit. */
 static bool ustar_path(struct ustar *head, const uint8_t *path, size_t bytes) {
     if (bytes <= sizeof head->name) {
@@ -133,7 +172,7 @@ size_t fsx_tar_header_bound(size_t path_bytes, size_t link_bytes) {
 }
 
 size_t fsx_tar_header(const struct fsx_tar_member *m, uint8_t *out, size_t capacity) {
-    if (capacity < fsx_tar_header_bound(m->path_bytes, m->link_bytes))
+    if (capacity < fsx_tar_header_bound(m->path_bytes, m->link_bytes) + (m->align ? FSX_TAR_FILL_MAX : 0))
         return 0;
     struct ustar head;
     memset(&head, 0, sizeof head);
@@ -169,13 +208,16 @@ size_t fsx_tar_header(const struct fsx_tar_member *m, uint8_t *out, size_t capac
         pax_bytes += pax_time(pax + pax_bytes, m->mtime_ns);
     head.typeflag = (char)m->type;
     finish(&head);
+    if (m->align) {
+        const size_t wanted = aligned_records(m->position, pax_bytes);
+        if (wanted > pax_bytes)
+            pax_comment(pax + pax_bytes, wanted - pax_bytes);
+        pax_bytes = wanted;
+    }
 
     size_t used = 0;
     if (pax_bytes > 0) {
-        struct ustar extended;
-        memset(&extended, 0, sizeof extended);
-        /* A reader that knows no pax would unpack the records under this name: short, and telling what they are. */
-        memcpy(extended.name, "PaxHeaders/", 11);
+        /* A reader that knows no pax would unpack the records under the file's name: short, and telling what they are. */
         size_t base = m->path_bytes;
         if (base > 0 && m->path[base - 1] == '/')
             base--;
@@ -183,19 +225,22 @@ size_t fsx_tar_header(const struct fsx_tar_member *m, uint8_t *out, size_t capac
         while (base > 0 && m->path[base - 1] != '/')
             base--;
         const size_t base_bytes = stop - base < 80 ? stop - base : 80;
-        memcpy(extended.name + 11, m->path + base, base_bytes);
-        octal(extended.mode, sizeof extended.mode, 0644);
-        octal(extended.uid, sizeof extended.uid, 0);
-        octal(extended.gid, sizeof extended.gid, 0);
-        octal(extended.size, sizeof extended.size, pax_bytes);
-        octal(extended.mtime, sizeof extended.mtime, 0);
-        extended.typeflag = 'x';
-        finish(&extended);
-        memcpy(out, &extended, sizeof extended);
+        pax_header(out, 'x', m->path + base, base_bytes, pax_bytes);
         const size_t padded = (size_t)fsx_tar_padded(pax_bytes);
         memset(pax + pax_bytes, 0, padded - pax_bytes);
         used = FSX_TAR_BLOCK + padded;
     }
     memcpy(out + used, &head, sizeof head);
     return used + sizeof head;
+}
+
+size_t fsx_tar_fill(uint64_t position, uint8_t *out) {
+    if (position % FSX_TAR_PAGE == 0)
+        return 0;
+    size_t bytes = (size_t)(FSX_TAR_PAGE - position % FSX_TAR_PAGE);
+    if (bytes < 2 * FSX_TAR_BLOCK)
+        bytes += FSX_TAR_PAGE;
+    pax_header(out, 'g', (const uint8_t *)"page", 4, bytes - FSX_TAR_BLOCK);
+    pax_comment(out + FSX_TAR_BLOCK, bytes - FSX_TAR_BLOCK);
+    return bytes;
 }

@@ -136,8 +136,10 @@ static bool packer_take_sources(PackerObject *self, PyObject *sources) {
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         int is_tar, follow;
-        if (!PyArg_ParseTuple(PyList_GetItem(sources, i), "ipp", &self->sources[i].fd, &is_tar, &follow))
+        Py_ssize_t prefix_bytes;
+        if (!PyArg_ParseTuple(PyList_GetItem(sources, i), "ippn", &self->sources[i].fd, &is_tar, &follow, &prefix_bytes))
             return false;
+        self->sources[i].prefix_bytes = (size_t)prefix_bytes;
         self->sources[i].follow = follow != 0;
         self->sources[i].kind = is_tar ? FSX_PACK_TAR : FSX_PACK_DIRECTORY;
     }
@@ -401,20 +403,32 @@ static PyObject *tar_file_header(PyObject *module, PyObject *args) {
     unsigned int mode, uid, gid;
     long long mtime_ns;
     unsigned long long size, size_largest;
-    if (!PyArg_ParseTuple(args, "y#IIILKK", &path, &path_bytes, &mode, &uid, &gid, &mtime_ns, &size, &size_largest))
+    long long position = -1;
+    if (!PyArg_ParseTuple(args, "y#IIILKK|L", &path, &path_bytes, &mode, &uid, &gid, &mtime_ns, &size, &size_largest,
+                          &position))
         return NULL;
-    const size_t bound = fsx_tar_header_bound((size_t)path_bytes, 0);
+    const size_t bound = fsx_tar_header_bound((size_t)path_bytes, 0) + FSX_TAR_FILL_MAX;
     uint8_t *buffer = PyMem_Malloc(bound);
     if (buffer == NULL)
         return PyErr_NoMemory();
     const struct fsx_tar_member member = {
         .path = (const uint8_t *)path, .path_bytes = (size_t)path_bytes, .size = size, .size_largest = size_largest,
         .mtime_ns = mtime_ns, .mode = mode, .uid = uid, .gid = gid, .type = FSX_TAR_FILE,
+        .position = (uint64_t)position, .align = position >= 0,
     };
     const size_t used = fsx_tar_header(&member, buffer, bound);
     PyObject *result = PyBytes_FromStringAndSize((const char *)buffer, (Py_ssize_t)used);
     PyMem_Free(buffer);
     return result;
+}
+
+static PyObject *tar_fill(PyObject *module, PyObject *argument) {
+    (void)module;
+    const unsigned long long position = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    uint8_t buffer[FSX_TAR_FILL_MAX];
+    return PyBytes_FromStringAndSize((const char *)buffer, (Py_ssize_t)fsx_tar_fill(position, buffer));
 }
 
 static PyObject *all_zero(PyObject *module, PyObject *argument) {
@@ -490,7 +504,10 @@ static PyMethodDef module_methods[] = {
      "decode_chunk(codec, stored, first, content) -> whether content, a buffer of its length, was filled"},
     {"all_zero", all_zero, METH_O, "all_zero(buffer) -> whether every byte is zero"},
     {"tar_file_header", tar_file_header, METH_VARARGS,
-     "tar_file_header(path, mode, uid, gid, mtime_ns, size, size_largest) -> the header(s) of a regular file"},
+     "tar_file_header(path, mode, uid, gid, mtime_ns, size, size_largest, position=-1) -> the header(s) of a regular file, "
+     "which end at a multiple of a page if they begin at position"},
+    {"tar_fill", tar_fill, METH_O,
+     "tar_fill(position) -> a header that means nothing, from there to a multiple of a page; empty if it is one"},
     {"pack_scratch", pack_scratch, METH_O, "pack_scratch(largest_file) -> bytes of scratch memory that Packer.pack needs"},
     {NULL, NULL, 0, NULL},
 };
