@@ -13,6 +13,7 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from commands import BIN, assert_one_error, run_inside
@@ -20,7 +21,8 @@ from mounting import Mount, needs_fuse
 from oddities import compare_trees, compressible, incompressible
 
 from fanstore.errors import FormatError
-from fanstore.format.prepared import PreparedDataset, read_parts
+from fanstore.format.prepared import PreparedDataset
+from fanstore.format.storage import Directory
 from fanstore.prep import outdir
 
 pytest_plugins = ["mounting"]
@@ -217,7 +219,19 @@ def test_readers_of_the_old_state_go_on(tmp_path: Path) -> None:
                 assert content is not None and content.read() == (copy / name).read_bytes()
     # Who has read the old manifest a moment ago still finds its index.
     assert (out / json.loads(manifest_then)["index"]["file"]).exists()
-    assert read_parts(out)[0] == (out / "manifest.json").read_bytes()
+    assert PreparedDataset.from_parts(out, manifest_then, memoryview((out / "index.fsx").read_bytes()))
+    # And who was so slow that there were two updates meanwhile reads the manifest once more.
+    (source / "class0" / "000.txt").unlink()
+    succeed("prep", source, out, "--update")
+    assert not (out / "index.fsx").exists()
+
+    class Slow(Directory):
+        manifests: ClassVar = [manifest_then]
+
+        def read(self, name: str) -> bytes:
+            return self.manifests.pop() if name == "manifest.json" and self.manifests else super().read(name)
+
+    assert PreparedDataset.open(Slow(out)).manifest == PreparedDataset.open(out).manifest
 
 
 @needs_fuse
