@@ -14,8 +14,9 @@ from pathlib import Path
 import oddities
 import pytest
 from core_parts import Parts, flip_byte, opened
+from mounting import needs_root, small_file_system
 
-from fanstore.dataset import capacity
+from fanstore.dataset import capacity, kept_copies
 from fanstore.dataset.kept_copies import Keeping, KeptCopies
 from fanstore.dataset.sources import Sources, Verify
 from fanstore.dataset.staging import local_name, reuse, stage
@@ -208,14 +209,17 @@ def test_two_jobs_at_once_copy_each_partition_once(tree: Path, base: Path, make_
         assert not list(kept.path.glob("*.copying"))
 
 
-def test_who_copies_is_waited_for_and_taken_over_from(tree: Path, base: Path, make_prepared: MakePrepared) -> None:
-    """By a process that is killed meanwhile."""
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_who_copies_is_waited_for_and_taken_over_from(
+    tree: Path, base: Path, make_prepared: MakePrepared, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A process that is killed meanwhile, or gives no sign of life, as when its job is suspended."""
     path = make_prepared(tree, partitions=PARTITIONS)
     script = (
         "import sys, time; from pathlib import Path; from fanstore.dataset.kept_copies import KeptCopies;"
         "from fanstore.format.prepared import PreparedDataset\n"
         "kept = KeptCopies(Path(sys.argv[2]), make=True); info = PreparedDataset.open(sys.argv[1]).manifest\n"
-        "with kept.copying(info.partitions[1]) as alone: print(alone, flush=True); time.sleep(60)"
+        "with kept.copying(info.partitions[1]) as copying: print(copying.alone, flush=True); time.sleep(60)"
     )
     other = subprocess.Popen([sys.executable, "-c", script, path, base], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
@@ -229,10 +233,14 @@ def test_who_copies_is_waited_for_and_taken_over_from(tree: Path, base: Path, ma
             time.sleep(0.01)
         thread.join(0.2)
         assert thread.is_alive() and not (base / "job" / local_name(1)).exists(), "it waits"
+        if end == "killed":
+            other.kill()
+        else:
+            monkeypatch.setattr(kept_copies, "_SILENT_S", 0.1)
+        thread.join(60)
         other.kill()
         other.wait()
         other.stdout.close()
-        thread.join(60)
         assert results[0].done_partitions == PARTITIONS
         assert check_whole(kept) == PARTITIONS
 
@@ -290,6 +298,26 @@ def test_a_full_disk_drops_copies(
         assert len(kept.copies()) == PARTITIONS - 1
         Keeping(kept, keeps=False, disk_ranks=2).make_room(size)
         assert len(kept.copies()) == PARTITIONS - 3
+
+
+@needs_root
+def test_copies_make_room_when_the_disk_is_full_before_it_was_said(
+    tree: Path, tmp_path: Path, make_prepared: MakePrepared
+) -> None:
+    """As with a quota, of which nothing tells."""
+    numbers = random.Random(3)
+    contents = {f"{number}": numbers.randbytes(2_000_000) for number in range(3)}
+    (tmp_path / "large").mkdir()
+    for name, content in contents.items():
+        (tmp_path / "large" / name).write_bytes(content)
+    large, path = make_prepared(tmp_path / "large", partitions=3), make_prepared(tree, partitions=PARTITIONS)
+    with small_file_system(tmp_path / "small", "6500k") as base, kept_in(base) as kept:
+        run_job(path, base, kept)
+        end_job(base)
+        staging, _ = run_job(large, base, kept, contents=contents)
+        assert (staging.done_partitions, staging.failed_partitions, staging.skipped_partitions) == (3, 0, 0)
+        assert staging.done_bytes == staging.bytes
+        assert check_whole(kept) >= 3
 
 
 def test_a_directory_that_is_not_ours_alone(base: Path, tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ _COPYING = ".copying"
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Seconds after which what belongs to no copy is removed; a job that has just begun has a record before it has copies.
 _STALE_S = 24 * 3600.0
+#: Seconds without a sign of life after which whoever copies a partition is not waited for: it is stopped (a job that
+#: the batch system has suspended), or its file server does not answer.
+_SILENT_S = 10.0
 #: A removal can win the race for a directory or a lock once or twice; more often than this, something else is wrong.
 _ATTEMPTS = 20
 
@@ -78,6 +81,19 @@ class KeptCopy:
     changed_ns: int
     used_s: float
     in_use: bool
+
+
+@dataclass(frozen=True)
+class Copying:
+    """The copying of one partition. ``alone``: this job may do it now. ``_fd``: what it has locked, or -1."""
+
+    alone: bool
+    _fd: int
+
+    def go_on(self) -> None:
+        """A sign of life, for those who wait; to be given more often than every few seconds."""
+        if self._fd >= 0:
+            os.utime(self._fd)
 
 
 @dataclass(frozen=True)
@@ -244,17 +260,17 @@ class KeptCopies:
             log.warning("%s does not stay in %s for the next job: %s", path.name, self.path, error.strerror)
 
     @contextlib.contextmanager
-    def copying(self, info: PartitionInfo) -> Iterator[bool]:
+    def copying(self, info: PartitionInfo) -> Iterator[Copying]:
         """Whether this job may copy this partition, from now to the end of the block: no other one does here."""
         name = f"{Identity.of(info)}{_COPYING}"
         try:
             fd = self._lock_nowait(name)
-            alone = fd >= 0
+            alone = fd >= 0 or self._is_silent(name)
         except OSError as error:  # a full disk, most likely: then nobody else can copy it either
             log.debug("no lock %s: %s", name, error.strerror)
             fd, alone = -1, True
         try:
-            yield alone
+            yield Copying(alone, fd)
         finally:
             if fd >= 0:
                 try:
@@ -262,6 +278,12 @@ class KeptCopies:
                 except OSError as error:
                     log.debug("%s stays: %s", name, error.strerror)  # once it is not locked, it means nothing
                 os.close(fd)
+
+    def _is_silent(self, name: str) -> bool:
+        try:
+            return os.stat(name, dir_fd=self._fd).st_mtime < time.time() - _SILENT_S
+        except FileNotFoundError:
+            return False  # it has just finished
 
     def _lock_nowait(self, name: str) -> int:
         """A descriptor of the file, locked; -1 if somebody has locked it."""
@@ -271,6 +293,7 @@ class KeptCopies:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 named = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
                 if os.path.samestat(named, os.fstat(fd)):
+                    os.utime(fd)
                     return fd
             except BlockingIOError:
                 os.close(fd)
@@ -288,8 +311,11 @@ class KeptCopies:
             if _COPY.fullmatch(name) and name.startswith(f"{Identity.of(info)}-"):
                 self._unlink(name)
 
-    def make_room(self, excess_bytes: int) -> None:
-        """Remove copies that nobody uses, those first that were not used for longest, until so many bytes are free."""
+    def make_room(self, excess_bytes: int) -> bool:
+        """Remove copies that nobody uses, those first that were not used for longest, until so many bytes are free.
+
+        Whether any was removed. Raises OSError.
+        """
         idle = sorted((copy for copy in self.copies() if not copy.in_use), key=lambda copy: (copy.used_s, copy.name))
         removed = []
         for copy in idle:
@@ -306,6 +332,7 @@ class KeptCopies:
                 self.path,
             )
         self._tidy()
+        return bool(removed)
 
     def remove(self, copies: Iterable[KeptCopy]) -> list[KeptCopy]:
         """Remove these, but for those that are in use now; returns the removed ones."""

@@ -197,8 +197,8 @@ class _Staging:
             self._copy_one(partition)
             return
         info = self._prepared.manifest.partitions[partition]
-        with self._kept.copying(info) as alone:
-            if not alone:
+        with self._kept.copying(info) as copying:
+            if not copying.alone:
                 with self._lock:
                     self._busy.append(partition)
             elif reuse(self._store, self._directory, self._kept, [partition], self._statistics):
@@ -206,15 +206,18 @@ class _Staging:
                 self._statistics.add_staging(partitions=-1, bytes=-info.bytes)
                 if self._report is not None:
                     self._report(info.bytes, info.entries)
-            elif self._copy_one(partition):
+            elif self._copy_one(partition, copying.go_on):
                 self._kept.add(info, self._directory / local_name(partition))
 
-    def _copy_one(self, partition: int) -> bool:
-        """Copy one partition and use it; is it verified? Whatever happens, exactly one outcome."""
+    def _copy_one(self, partition: int, go_on: Callable[[], None] = lambda: None) -> bool:
+        """Copy one partition and use it; is it verified? Whatever happens, exactly one outcome.
+
+        ``go_on`` is called after each block.
+        """
         target = self._directory / local_name(partition)
         partial = target.with_suffix(".partial")
         try:
-            verified = self._copy(partition, partial)
+            verified = self._copy_making_room(partition, partial, go_on)
             if verified is None:
                 self._settle("stopped", partition)
                 return False
@@ -253,28 +256,53 @@ class _Staging:
         with self._lock:
             self._outcome[outcome].append(partition)
 
-    def _copy(self, partition: int, partial: Path) -> bool | None:
-        """Copy the bytes of a partition; is the checksum right? None if it was stopped. Raises OSError."""
+    def _copy_making_room(self, partition: int, partial: Path, go_on: Callable[[], None]) -> bool | None:
+        """As ``_copy``; if there is no room, once more when kept copies have made some.
+
+        There can be less than at the start: a quota, which nothing tells before, or others that write to this disk.
+        """
+        try:
+            return self._copy(partition, partial, go_on)
+        except OSError as error:
+            size = self._prepared.manifest.partitions[partition].bytes
+            if error.errno not in _NO_ROOM or self._kept is None or not self._kept.make_room(size):
+                raise
+        partial.unlink(missing_ok=True)
+        return self._copy(partition, partial, go_on)
+
+    def _copy(self, partition: int, partial: Path, go_on: Callable[[], None]) -> bool | None:
+        """Copy the bytes of a partition; is the checksum right? None if it was stopped. Raises OSError.
+
+        What had been done does not count then.
+        """
         info = self._prepared.manifest.partitions[partition]
         hasher = Hasher()
         done = 0
-        with (
-            open(partial, "xb", buffering=0, opener=_private) as copy,
-            contextlib.closing(self._source.stream(partition)) as blocks,
-        ):
-            for block in blocks:
-                if self._stop.is_set():
-                    return None
-                hasher.update(block)
-                write_all(copy.fileno(), block)
-                # Written to the disk meanwhile, not during the first epoch; and only clean pages can be forgotten then.
-                _native.start_writing(copy.fileno(), done, len(block))
-                done += len(block)
-                self._statistics.add_staging(done_bytes=len(block))
-                if self._report is not None:
-                    self._report(len(block), 0)
+        try:
+            with (
+                open(partial, "xb", buffering=0, opener=_private) as copy,
+                contextlib.closing(self._source.stream(partition)) as blocks,
+            ):
+                for block in blocks:
+                    if self._stop.is_set():
+                        return None
+                    hasher.update(block)
+                    write_all(copy.fileno(), block)
+                    # To the disk meanwhile, not during the first epoch; and only clean pages can be forgotten then.
+                    _native.start_writing(copy.fileno(), done, len(block))
+                    done += len(block)
+                    go_on()
+                    self._count(len(block))
+        except OSError:
+            self._count(-done)
+            raise
         # One that is shorter: the checksum cannot be right, and reads of what is missing say so.
         return done == info.bytes and hasher.intdigest() == info.checksum
+
+    def _count(self, copied_bytes: int) -> None:
+        self._statistics.add_staging(done_bytes=copied_bytes)
+        if self._report is not None:
+            self._report(copied_bytes, 0)
 
 
 def _private(path: str, flags: int) -> int:
