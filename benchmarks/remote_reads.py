@@ -6,7 +6,8 @@ A tree of files of five sizes is prepared once; all ranks are on this machine. T
 pair: one of two ranks reads files that the other one has, one at a time and 16 at a time.
 aggregate: 1, 2 and 4 ranks read at once, 16 files at a time each, all of them remote, half of them, none.
 Each round starts fresh jobs in turn, raw (remote_raw.py), core (remote_core.py), mount and preload (remote_mount.py),
-and ratios are taken within the round. Writes results/NAME.json.gz, NAME.md and NAME.png.
+and ratios are taken within the round, to raw MPI, and to other clones (--build)
+that read the same. Writes results/NAME.json.gz, NAME.md and NAME.png.
 """
 
 import argparse
@@ -49,18 +50,30 @@ def key_of(run: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(run[name] for name in ("ranks", "askers", "window", "share", "size"))
 
 
-def summarize(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per case and way the spread of every figure, and the ratio to raw MPI in the same round."""
-    raw = {(item["round"], *key_of(item)): item for item in runs if item["way"] == "raw"}
+def with_build(way: str, build: str) -> str:
+    """What a way is called; "" is this clone."""
+    return f"{way}, {build}" if build else way
+
+
+def summarize(runs: list[dict[str, Any]], builds: list[str]) -> list[dict[str, Any]]:
+    """Per case and way the spread of every figure, and the ratios to raw MPI and to other clones in the same round."""
+    all_runs = {(item["way"], item["round"], *key_of(item)): item for item in runs}
     summary = []
     for key, way in dict.fromkeys((key_of(item), item["way"]) for item in runs):
         items = [item for item in runs if key_of(item) == key and item["way"] == way]
         line: dict[str, Any] = {name: items[0][name] for name in ("ranks", "askers", "window", "share", "size", "way")}
         line |= {figure: asdict(Spread.of([item[figure] for item in items])) for figure in FIGURES}
-        if way != "raw":
-            ratios = [item["files_per_s"] / raw[item["round"], *key]["files_per_s"] for item in items]
-            line["ratios"] = ratios
-            line["ratio_to_raw"] = asdict(Spread.of(ratios))
+        others = {"raw": "raw"} if way != "raw" else {}
+        others |= {build: with_build(way, build) for build in builds}
+        for name, other in others.items():
+            found = [all_runs.get((other, item["round"], *key)) for item in items]
+            ratios = [
+                item["files_per_s"] / there["files_per_s"] for item, there in zip(items, found, strict=True) if there
+            ]
+            if ratios:
+                line[f"ratio_to_{name}"] = asdict(Spread.of(ratios))
+            if name == "raw":
+                line["ratios"] = ratios
         summary.append(line)
     return summary
 
@@ -69,19 +82,21 @@ def size_text(size: int) -> str:
     return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
 
 
-def rows_of(summary: list[dict[str, Any]], name: Any) -> list[list[str]]:
+def rows_of(summary: list[dict[str, Any]], name: Any, others: list[str]) -> list[list[str]]:
     rows = []
     for item in summary:
-        ratio = Spread(**item["ratio_to_raw"]).ratio_text() if "ratio_to_raw" in item else ""
+        keys = [f"ratio_to_{other}" for other in others]
+        ratios = [Spread(**item[key]).ratio_text() if key in item else "" for key in keys]
         figures = [f"{item[figure]['median']:,.0f}" for figure in FIGURES]
-        rows.append([name(item), *figures, ratio])
+        rows.append([name(item), *figures, *ratios])
     return rows
 
 
 def make_table(result: dict[str, Any]) -> str:
     """The Markdown page of the record."""
-    header = ["", "files/s", "MB/s", "p50 us", "p90 us", "p99 us", "ratio to raw"]
     settings = result["settings"]
+    others = ["raw", *settings["builds"]]
+    header = ["", "files/s", "MB/s", "p50 us", "p90 us", "p99 us", *[f"ratio to {other}" for other in others]]
     summary = result["summary"]
     pair = sorted((i for i in summary if i["askers"] < i["ranks"]), key=lambda i: (i["window"], i["size"]))
     aggregate = sorted(
@@ -103,7 +118,7 @@ def make_table(result: dict[str, Any]) -> str:
             "## One of two ranks reads what the other one has",
             "",
             markdown_table(
-                header, rows_of(pair, lambda i: f"{i['window']} under way, {size_text(i['size'])}, {i['way']}")
+                header, rows_of(pair, lambda i: f"{i['window']} under way, {size_text(i['size'])}, {i['way']}", others)
             ),
             "",
             f"## All ranks read at once, {size_text(AGGREGATE_SIZE)}, {max(WINDOWS)} under way in each",
@@ -116,6 +131,7 @@ def make_table(result: dict[str, Any]) -> str:
                 rows_of(
                     aggregate,
                     lambda i: f"{i['ranks']} rank{'s' if i['ranks'] > 1 else ''}, {i['share']}, {i['way']}",
+                    others,
                 ),
             ),
         ]
@@ -152,7 +168,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
                 cases = cases_of(ranks, askers, arguments.sizes)
                 for way, build, clone in ways:
                     load = os.getloadavg()[0]
-                    name = f"{way}, {build}" if build else way
+                    name = with_build(way, build)
                     for line in run_job(way, arguments.engine, ranks, cases, base, work, clone=clone):
                         runs.append({"round": number, "ranks": ranks, "way": name, "load_average": load} | line)
                         print(
@@ -169,9 +185,10 @@ def benchmark(arguments: argparse.Namespace) -> None:
                 "seconds": arguments.seconds,
                 "bytes_per_size": arguments.bytes_per_size,
                 "engine": arguments.engine,
+                "builds": [name for name, _ in builds_of(arguments)],
                 "mpi": version.split(",")[0].strip().splitlines()[0],
             },
-            "summary": summarize(runs),
+            "summary": summarize(runs, [name for name, _ in builds_of(arguments)]),
             "runs": runs,
         }
         record.write(arguments.name, result, make_table(result), arguments.results)

@@ -25,13 +25,15 @@ from fanstore.dataset.remote import Failure, Remote
 from fanstore.dataset.sources import Sources, Verify
 from fanstore.dataset.store import PartitionFile, PartitionStore
 from fanstore.errors import CorruptDataError
+from fanstore.format.codec import CHUNK_BYTES
 from fanstore.format.index import Index
 from fanstore.telemetry.statistics import EngineCounters, Source, Statistics
 
 log = logging.getLogger(__name__)
 
-#: Longest piece that one call reads: FSX_READ_BYTES of native/chunks/reads.h.
-PIECE_BYTES = 1 << 20
+#: Longest piece that one call reads: FSX_CHUNK_BYTES of native/format/index.h. Of a chunk that is read in parts, the
+#: cache keeps the rest, and the parts are copied once more.
+PIECE_BYTES = CHUNK_BYTES
 
 #: Milliseconds for threads to end once they are told to; only one that hangs in a read of a dead disk needs longer.
 STOP_LIMIT_MS = 3000

@@ -7,12 +7,12 @@
 
 #include "chunks/broker.h"
 
-/* The longest piece: the most that the kernel asks for (256 pages). It lies in two chunks at most. */
+/* The most that the kernel asks for (256 pages). */
 #define FSX_READ_BYTES (1u << 20)
 
 struct fsx_read {
     uint32_t entry;
-    uint32_t length; /* 1 to FSX_READ_BYTES, all of it in the file */
+    uint32_t length; /* 1 to FSX_CHUNK_BYTES, all of it in the file: it lies in two chunks at most */
     uint64_t offset;
     /* Its bytes, for the time of the call, or an errno. Exactly once, on any thread; must not block on a disk. */
     void (*done)(struct fsx_read *read, const void *data, int error);

@@ -32,7 +32,7 @@ struct py_read {
     uint64_t token;
     int error;
     struct py_read *next;
-    uint8_t data[]; /* of the read's length */
+    PyObject *bytes; /* of the read's length; nobody else's until it is taken */
 };
 
 typedef struct broker_object {
@@ -101,6 +101,7 @@ fail:
 static void free_done(BrokerObject *self) {
     for (struct py_read *read = self->done, *next; read != NULL; read = next) {
         next = read->next;
+        Py_DECREF(read->bytes);
         free(read);
     }
     self->done = NULL;
@@ -356,7 +357,7 @@ static void read_done(struct fsx_read *read, const void *data, int error) {
     BrokerObject *self = own->owner;
     own->error = error;
     if (error == 0)
-        memcpy(own->data, data, read->length);
+        memcpy(PyBytes_AS_STRING(own->bytes), data, read->length);
     pthread_mutex_lock(&self->lock);
     *self->done_end = own;
     self->done_end = &own->next;
@@ -369,7 +370,7 @@ static void read_done(struct fsx_read *read, const void *data, int error) {
 /* May this be read? False with ValueError set. */
 static bool is_piece(BrokerObject *self, unsigned int entry, unsigned long long offset, unsigned int length) {
     const struct fsx_index *x = fsx_broker_index(self->broker);
-    if (entry < x->entries && S_ISREG(x->mode[entry]) && length >= 1 && length <= FSX_READ_BYTES &&
+    if (entry < x->entries && S_ISREG(x->mode[entry]) && length >= 1 && length <= FSX_CHUNK_BYTES &&
         offset <= x->size[entry] && length <= x->size[entry] - offset)
         return true;
     PyErr_SetString(PyExc_ValueError, "no such piece of a file");
@@ -383,9 +384,14 @@ static PyObject *broker_read(BrokerObject *self, PyObject *args) {
         return NULL;
     if (!is_piece(self, entry, offset, length))
         return NULL;
-    struct py_read *read = calloc(1, sizeof *read + length);
+    struct py_read *read = calloc(1, sizeof *read);
     if (read == NULL)
         return PyErr_NoMemory();
+    read->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
+    if (read->bytes == NULL) {
+        free(read);
+        return NULL;
+    }
     read->read = (struct fsx_read){.entry = entry, .length = length, .offset = offset, .done = read_done};
     read->owner = self;
     read->token = token;
@@ -469,11 +475,12 @@ static PyObject *broker_take_reads(BrokerObject *self, PyObject *unused) {
         next = read->next;
         PyObject *item = result == NULL ? NULL
                          : read->error == 0
-                             ? Py_BuildValue("Ky#", (unsigned long long)read->token, read->data, (Py_ssize_t)read->read.length)
+                             ? Py_BuildValue("KO", (unsigned long long)read->token, read->bytes)
                              : Py_BuildValue("Ki", (unsigned long long)read->token, read->error);
         if (item == NULL || PyList_Append(result, item) != 0)
             Py_CLEAR(result);
         Py_XDECREF(item);
+        Py_DECREF(read->bytes);
         free(read);
     }
     return result;
