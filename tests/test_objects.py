@@ -349,6 +349,25 @@ def test_prepared_in_s3(s3: S3, tree: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 @needs_nginx
+def test_a_copy_of_a_dataset_that_was_updated(s3: S3, tree: Path, tmp_path: Path) -> None:
+    """Its index has another name, and the one before lies beside it: it is read, and replaced as a whole."""
+    out = tmp_path / "x.fan"
+    assert run_inside("prep", tree, out, "--quiet").returncode == 0
+    (tree / "new").write_bytes(b"new")
+    assert run_inside("prep", tree, out, "--update", "--quiet").returncode == 0
+    assert "an address" in run_inside("prep", tree, f"s3://{BUCKET}/sets/x.fan", "--update").stderr
+    for folder in ("both", "one"):  # with the index before, and without
+        address = upload(s3, out, folder)
+        assert run_inside("verify", address, "--against", tree, "--quiet").returncode == 0
+        result = run_inside("prep", tree, address, "--partitions", "2", "--force", "--quiet")
+        assert result.returncode == 0, result.stderr
+        names = {name for name in s3.names() if name.startswith(folder)}
+        (tag,) = {name.partition("/part-")[2][:9] for name in names if "/part-" in name}
+        assert names == expected_names(f"{folder}/x.fan", 2, tag)
+        (out / "index.fsx").unlink(missing_ok=True)
+
+
+@needs_nginx
 @pytest.mark.parametrize("force", [False, True], ids=["new", "replaced"])
 @pytest.mark.parametrize("when", ["packing", "index.fsx", "manifest.json"])
 def test_interrupted(s3: S3, tree: Path, when: str, force: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from fanstore.errors import FormatError, OutputError, UsageError
-from fanstore.format.manifest import INDEX_FILE, MANIFEST_FILE, Manifest
+from fanstore.format.manifest import INDEX_FILE, MANIFEST_FILE, Manifest, is_index_name
 from fanstore.format.objects import Objects
 from fanstore.prep.journal import Finished
 from fanstore.prep.outdir import Sink
@@ -30,7 +30,7 @@ _NO_DIRECTORY = Path()
 #: Seconds for what is being written when all is to end.
 _STOP_S = 5.0
 #: What a run writes, and may remove.
-_OURS = re.compile(rf"part-([0-9a-f]{{8}}-)?\d{{5,}}\.tar|{re.escape(INDEX_FILE)}|{re.escape(_MARK)}")
+_OURS = re.compile(rf"part-([0-9a-f]{{8}}-)?\d{{5,}}\.tar|{re.escape(_MARK)}")
 
 
 class ObjectSink(Sink):
@@ -115,7 +115,7 @@ class OutputObjects:
             names = self._objects.names()
             if MANIFEST_FILE in names:
                 self._check_old()
-            elif others := sorted(name for name in names if not _OURS.fullmatch(name)):
+            elif others := sorted(name for name in names if not _is_ours(name)):
                 raise OutputError(
                     f"'{self.final}' holds other objects already, such as {others[0]}; name another place"
                 )
@@ -150,15 +150,17 @@ class OutputObjects:
     def publish(self) -> None:
         """The index, then the manifest; what was there before is removed when the context is left."""
         try:
-            old = {name: self._objects.read(name) for name in (INDEX_FILE, MANIFEST_FILE) if self._replaced}
+            # The index of a copy of a dataset that was updated has another name, and is not in the way.
+            replaced = {INDEX_FILE, MANIFEST_FILE} & set(self._objects.names()) if self._replaced else set()
+            old = {name: self._objects.read(name) for name in replaced}
             try:
                 # The index has one name: the old manifest must not be there with the new one.
                 self._objects.remove(old.keys() & {MANIFEST_FILE})
                 self._objects.write(INDEX_FILE, self.path / INDEX_FILE)
                 self._objects.write(MANIFEST_FILE, self.path / MANIFEST_FILE)
             except BaseException:
-                for name, content in old.items():
-                    self._objects.write(name, content)
+                for name in sorted(old):  # the index first
+                    self._objects.write(name, old[name])
                 raise
         except OSError as error:
             raise OutputError(f"cannot complete '{self.final}': {error.strerror}") from error
@@ -180,7 +182,12 @@ class OutputObjects:
     def _sweep(self) -> None:
         """Remove what belongs to no dataset: ours if it has failed, else what was there before."""
         names = self._objects.names()
-        kept = {INDEX_FILE} if MANIFEST_FILE in names else set()
-        if kept:
-            kept |= {part.file for part in Manifest.loads(self._objects.read(MANIFEST_FILE)).partitions}
-        self._objects.remove(name for name in names - kept if _OURS.fullmatch(name))
+        kept = set()
+        if MANIFEST_FILE in names:
+            manifest = Manifest.loads(self._objects.read(MANIFEST_FILE))
+            kept = {manifest.index_file} | {part.file for part in manifest.partitions}
+        self._objects.remove(name for name in names - kept if _is_ours(name))
+
+
+def _is_ours(name: str) -> bool:
+    return _OURS.fullmatch(name) is not None or is_index_name(name)

@@ -35,7 +35,9 @@ class UpdatedDirectory(OutputDirectory):
         self._manifest = b""
 
     def check(self) -> None:
-        if self.final.is_symlink() or not self.final.is_dir():
+        if self.final.is_symlink():
+            raise UsageError(f"'{self.final}' is a symbolic link; name the directory that it leads to")
+        if not self.final.is_dir():
             raise UsageError(f"'{self.final}' is not a directory, so that it cannot be updated")
         try:
             self._held = os.open(self.final, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

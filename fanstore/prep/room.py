@@ -23,6 +23,8 @@ _PAX = 2 * _BLOCK
 #: Large files begin at a multiple of this.
 _PAGE = 4096
 _INDEX_ENTRY = 80
+#: Of fewer files nobody minds the headers.
+_MANY_FILES = 1000
 #: What is estimated is not known to the byte: refused is only what misses by more.
 _CLEARLY = 0.98
 
@@ -55,7 +57,7 @@ class Room:
             text += f", without {format_bytes(self.holes)} of holes"
         if free_bytes is not None:
             text += f"; {format_bytes(free_bytes)} are free"
-        if self.around > self.content > 0:
+        if self.around > self.content and self.files >= _MANY_FILES:
             text += ". The files are small: the headers take more room than they do"
         return text
 
