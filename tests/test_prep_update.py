@@ -346,14 +346,14 @@ def remains(directory: Path) -> list[Path]:
     return sorted(directory.glob(".out.fan.*"))
 
 
-OPTIONS = ("--codec", "lz4hc:12", "--partition-size", "1MiB", "--jobs", "2")
+OPTIONS = ("--codec", "lz4hc:12", "--partition-size", "1MiB", "--jobs", "1")
 
 
 def test_killed_at_random_moments(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.fan"
     dice = random.Random(3)
     killed = 0
-    for wanted in (1, 3, 5, 8):
+    for wanted in (1, 2, 4, 6):
         process = start(many, out, *OPTIONS)
         wait_for_partitions(tmp_path, wanted, process)
         time.sleep(dice.random() * 0.05)
@@ -363,7 +363,7 @@ def test_killed_at_random_moments(many: Path, tmp_path: Path) -> None:
     assert killed == 4 and len(remains(tmp_path)) == 1
     said = succeed("prep", many, out, *OPTIONS)
     match = re.search(r"(\d+) partitions \(.*\) taken over from a run that was interrupted", said)
-    assert match is not None and int(match[1]) >= 8, said
+    assert match is not None and int(match[1]) >= 6, said
     verified(out, many)
     assert remains(tmp_path) == [] and not list(out.glob("*.done"))
 
