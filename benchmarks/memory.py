@@ -9,6 +9,7 @@ results/NAME.json.gz, .md and .png; the exit code says whether all was well.
 """
 
 import argparse
+import contextlib
 import sys
 import time
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ class Course:
     """One run: a job of so many ranks.
 
     Attributes:
-        samples: the time in seconds, reads so far, and by rank the resident bytes by kind (VmRSS, RssAnon, …).
+        samples: the time in seconds, reads so far, and by rank the resident bytes by kind (VmRSS, RssAnon, …), and
+            those of the processes that the daemon has started, which docs/operations.md counts apart (Pss).
     """
 
     ranks: int
@@ -48,6 +50,9 @@ class Course:
 
     def peak_bytes(self) -> int:
         return max(int(rank["VmRSS"]) for sample in self.samples for rank in sample["memory"])
+
+    def helpers_bytes(self) -> int:
+        return max(int(rank["helpers"]) for sample in self.samples for rank in sample["memory"])
 
     def growth_bytes(self) -> int:
         """Of what the kernel cannot take back, from the end of the first fifth to the last tenth (medians of ranks)."""
@@ -76,6 +81,17 @@ def resident(pid: int) -> dict[str, int]:
     return {words[0][:-1]: int(words[1]) << 10 for words in lines if words[0][:-1] in wanted}
 
 
+def helpers(pid: int) -> int:
+    """Bytes of the processes that a daemon has started, as the one that searches for an order; shared pages in part."""
+    total = 0
+    for child in (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")):
+        for number in map(int, child):
+            with contextlib.suppress(OSError):  # it has ended
+                lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")) + helpers(number)
+    return total
+
+
 def measure(course: Course, prepared: Path, source: Source, directory: Path, arguments: argparse.Namespace) -> None:
     """Run a job under load, and look at it."""
     directory.mkdir()
@@ -87,7 +103,7 @@ def measure(course: Course, prepared: Path, source: Source, directory: Path, arg
         begin_s = time.monotonic()
         interval_s = max(0.5, arguments.seconds / SAMPLES)
         while (elapsed_s := time.monotonic() - begin_s) < arguments.seconds:
-            memory = [resident(pid) for pid in job.pids]
+            memory = [resident(pid) | {"helpers": helpers(pid)} for pid in job.pids]
             course.samples.append({"at_s": round(elapsed_s, 1), "reads": load.reads, "memory": memory})
             time.sleep(interval_s)
         load.stop()
@@ -106,17 +122,20 @@ def table(courses: list[Course], arguments: argparse.Namespace) -> str:
         "at the end, MiB",
         "of it anonymous",
         "growth, MiB",
+        "its other processes, MiB",
     ]
     rows = []
     for course in courses:
         last = max(course.samples[-1]["memory"], key=lambda memory: memory["VmRSS"])
         figures = (course.bound_bytes, course.peak_bytes(), last["VmRSS"], last["RssAnon"], course.growth_bytes())
+        figures += (course.helpers_bytes(),)
         reads = course.samples[-1]["reads"]
         rows.append([str(course.ranks), f"{reads:,}", *(f"{figure / MIB:,.0f}" for figure in figures)])
     words = (
         f"Memory of the largest daemon, {arguments.seconds:g} s under load each: {arguments.readers} readers for each "
         f"mount, --cache {arguments.cache_mib}MiB, {arguments.codec}, engine {arguments.engine}. Growth: of anonymous "
-        "memory, from the end of the first fifth to the last tenth."
+        "memory, from the end of the first fifth to the last tenth. Other processes: those that the daemon has started "
+        "(names and pages ahead, the search for an order), all at their highest; the promise does not count them."
     )
     return f"# Memory of daemons over time\n\n{words}\n\n{record.markdown_table(header, rows)}"
 
