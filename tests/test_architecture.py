@@ -44,7 +44,6 @@ KEPT_IN = {
     "mpi4py": {"transport"},
     "trio": {"client", "transport", "telemetry", "dataset", "outputs", "prefetch", "job", "fuse", "cli"},
     "torch": {"torch"},
-    "tqdm": {"progress"},
     "obstore": {"format"},
     "tarfile": {"prep", "format"},
 }

@@ -68,18 +68,15 @@ def from_shared(statistics: dict[str, Any]) -> int:
     return int(statistics["staging"]["done_bytes"] + statistics["sources"]["shared"]["fetched_bytes"])
 
 
-@pytest.mark.parametrize("options", [[], ["--no-fuse"]], ids=str)
-def test_the_second_start_reads_nothing_of_the_shared_file_system(
-    prepared: Path, source: Path, ssd: Path, options: list[str]
-) -> None:
-    first = run_job(prepared, ssd, source, *options)
+def test_the_second_start_reads_nothing_of_the_shared_file_system(prepared: Path, source: Path, ssd: Path) -> None:
+    """Without a mount; with one: below."""
+    first = run_job(prepared, ssd, source, "--no-fuse")
     size = sum(info.bytes for info in PreparedDataset.open(prepared).manifest.partitions)
     assert first["staging"]["done_bytes"] == size
     assert [path.name for path in ssd.iterdir()] == [KEPT]
-    second = run_job(prepared, ssd, source, *options)
+    second = run_job(prepared, ssd, source, "--no-fuse")
     assert from_shared(second) == 0
     assert (second["staging"]["reused_partitions"], second["staging"]["reused_bytes"]) == (PARTITIONS, size)
-    assert second["verification"]["chunks"] > 0 or "--no-fuse" in options
 
 
 def test_without_stage_first_not_even_the_first_reads(mount: Mount, prepared: Path, source: Path, ssd: Path) -> None:
@@ -87,6 +84,7 @@ def test_without_stage_first_not_even_the_first_reads(mount: Mount, prepared: Pa
     mounted = mount(prepared, "--keep-local", "--local", str(ssd))
     Source(source).check(mounted.path)
     assert from_shared(mounted.statistics()) == 0
+    assert mounted.statistics()["verification"]["chunks"] > 0, "what was kept is checked when it is first read"
     assert f"reused {PARTITIONS} of {PARTITIONS} partitions (" in mounted.log_text()
     kept = f"; {PARTITIONS} of {PARTITIONS} copies kept by earlier jobs"
     assert kept in mounted.output()
@@ -275,13 +273,11 @@ def test_copies_of_an_object_store_serve_a_directory(nginx: Nginx, source: Path,
     shutil.copytree(here, nginx.root / "there.fan")
     assert run_job(f"{nginx.url}/there.fan", ssd, source)["staging"]["done_partitions"] == PARTITIONS
     assert from_shared(run_job(here, ssd, source)) == 0
-    assert from_shared(run_job(f"{nginx.url}/there.fan", ssd, source)) == 0
-    assert sum(nginx.sent()[name] for name in nginx.sent() if "part-" in name) > 0, "by the first job"
 
 
 @needs_jobs
 def test_several_nodes_find_what_they_had(start_job: StartJob, source: Path, tmp_path: Path) -> None:
-    """With replicas and files that are everywhere; also when the nodes come in another order."""
+    """With replicas and files that are everywhere, and the nodes in another order."""
     options = ("--partitions", "8", "--everywhere", "class-0/*")
     prepared = prepare(source, tmp_path / "d.fan", *options)
     contents = Source(source)
@@ -299,11 +295,9 @@ def test_several_nodes_find_what_they_had(start_job: StartJob, source: Path, tmp
     first = run()
     copied = [one["staging"]["done_partitions"] for one in first]
     assert min(copied) > 0 and sum(copied) > 16, "two of each, and one everywhere"
-    for number in (0, 1):
-        second = run()
-        assert [from_shared(one) for one in second] == [0, 0, 0]
-        if number == 0:
-            (tmp_path / "job" / "ssd0").rename(tmp_path / "job" / "aside")
-            (tmp_path / "job" / "ssd2").rename(tmp_path / "job" / "ssd0")
-            (tmp_path / "job" / "aside").rename(tmp_path / "job" / "ssd2")
+    (tmp_path / "job" / "ssd0").rename(tmp_path / "job" / "aside")
+    (tmp_path / "job" / "ssd2").rename(tmp_path / "job" / "ssd0")
+    (tmp_path / "job" / "aside").rename(tmp_path / "job" / "ssd2")
+    second = run()
+    assert [from_shared(one) for one in second] == [0, 0, 0]
     assert [one["staging"]["reused_partitions"] for one in second] == copied[::-1]

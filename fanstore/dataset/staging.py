@@ -34,7 +34,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LOOK_S = 0.05
 
 
-#: Told of each block and each partition that is done: bytes and entries. Called from any thread.
+#: Told of what is done: bytes, and entries, as many as the bytes of a partition let expect until all of it is there.
+#: Negative if it came to nothing. Called from any thread.
 Report = Callable[[int, int], None]
 
 
@@ -248,8 +249,6 @@ class _Staging:
                 "partition %s does not match its checksum; each of its files is checked when it is read",
                 self._prepared.partition_label(partition),
             )
-        if self._report is not None:
-            self._report(0, self._prepared.manifest.partitions[partition].entries)
         return verified
 
     def _settle(self, outcome: str, partition: int) -> None:
@@ -277,7 +276,7 @@ class _Staging:
         """
         info = self._prepared.manifest.partitions[partition]
         hasher = Hasher()
-        done = 0
+        done = entries = 0
         try:
             with (
                 open(partial, "xb", buffering=0, opener=_private) as copy,
@@ -292,17 +291,20 @@ class _Staging:
                     _native.start_writing(copy.fileno(), done, len(block))
                     done += len(block)
                     go_on()
-                    self._count(len(block))
+                    more = info.entries * done // info.bytes - entries
+                    entries += more
+                    self._count(len(block), more)
         except OSError:
-            self._count(-done)
+            self._count(-done, -entries)
             raise
+        self._count(0, info.entries - entries)
         # One that is shorter: the checksum cannot be right, and reads of what is missing say so.
         return done == info.bytes and hasher.intdigest() == info.checksum
 
-    def _count(self, copied_bytes: int) -> None:
+    def _count(self, copied_bytes: int, entries: int) -> None:
         self._statistics.add_staging(done_bytes=copied_bytes)
         if self._report is not None:
-            self._report(copied_bytes, 0)
+            self._report(copied_bytes, entries)
 
 
 def _private(path: str, flags: int) -> int:

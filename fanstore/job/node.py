@@ -307,7 +307,9 @@ class Node:
         to_copy = [partition for rank in range(self._job.size) for partition in self.placement.to_copy(rank)]
         total_bytes = sum(self.placement.partition_bytes[partition] for partition in to_copy)
         total_entries = sum(entries[partition] for partition in to_copy)
-        with Progress("staging", total_bytes, total_entries, quiet=self._job.rank != 0) as progress:
+        title = "staging" if self._job.size == 1 else f"staging on {self._job.size} nodes"
+        quiet = self._job.rank != 0 or not total_bytes
+        with Progress(title, total_bytes, total_entries, quiet=quiet) as progress:
             while True:
                 finished = done.finished  # before the counts are taken, so that none is missed
                 self._job.report_staged(done.bytes, done.entries, finished)
