@@ -114,7 +114,10 @@ def test_found_by_content_wherever_it_was_prepared(tree: Path, base: Path, make_
         assert len(kept.holdings()) == 2, "under either name"
 
 
-def test_prepared_anew_at_the_same_path(tree: Path, base: Path, make_prepared: MakePrepared, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "reused"), [("force", PARTITIONS - 1), ("update", PARTITIONS)])
+def test_another_version_at_the_same_path(
+    tree: Path, base: Path, make_prepared: MakePrepared, tmp_path: Path, how: str, reused: int
+) -> None:
     """What is the same in both versions is used again, and nothing else."""
     source = tmp_path / "source"
     source.mkdir()
@@ -127,14 +130,11 @@ def test_prepared_anew_at_the_same_path(tree: Path, base: Path, make_prepared: M
         run_job(path, base, kept)
         end_job(base)
         (source / "03").write_bytes(oddities.incompressible(len(CONTENTS["03"]), 99))
-        make_prepared(source, partitions=PARTITIONS, out=path, force=True)
-        old = CONTENTS["03"]
-        CONTENTS["03"] = (source / "03").read_bytes()
-        try:
-            second, _ = run_job(path, base, kept)
-        finally:
-            CONTENTS["03"] = old
-        assert (second.reused_partitions, second.done_partitions) == (PARTITIONS - 1, 1)
+        options = {"partitions": PARTITIONS} if how == "force" else {}
+        make_prepared(source, out=path, **options, **{how: True})
+        contents = {**CONTENTS, "03": (source / "03").read_bytes()}
+        second, _ = run_job(path, base, kept, contents=contents)
+        assert (second.reused_partitions, second.done_partitions) == (reused, 1)
         assert check_whole(kept) == PARTITIONS + 1
 
 
