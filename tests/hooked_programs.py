@@ -164,7 +164,73 @@ def intercepted(root: Path) -> None:
         print(json.dumps(order), flush=True)
 
 
-PROGRAMS = (samplers, ddp, endless, forks, elsewhere, intercepted)
+class Mine(DistributedSampler):  # type: ignore[type-arg,misc,unused-ignore]
+    """Does what it is derived from, under another name."""
+
+
+class Endless(torch.utils.data.IterableDataset):  # type: ignore[type-arg,misc,unused-ignore]
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+def rearranged(root: Path, epochs: str) -> None:
+    """DDP on two nodes: epochs of which others decide who reads what, then the last one again as the sampler has it.
+
+    Says of each: the samples of each batch of this rank, its gradients, and what the daemon has counted so far.
+    """
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(5)
+    torch.set_num_threads(1)
+    data = Images(root / "train")
+    model: Any = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1).double())
+    chosen, plain, in_order = (
+        DistributedSampler(data, seed=7),
+        Mine(data, seed=7),
+        DistributedSampler(data, shuffle=False),
+    )
+    loaders: list[Any] = [DataLoader(Numbered(data), 32, sampler=each, num_workers=1) for each in (chosen, plain)]
+    endless: Any = DataLoader(Endless(), batch_size=2)
+    ordered: Any = DataLoader(Numbered(data), batch_size=8, sampler=in_order)
+    said: dict[str, Any] = {
+        "rank": torch.distributed.get_rank(),
+        "epochs": [],
+        "endless": [b.tolist() for b in endless],
+    }
+    said["in_order"] = [number for numbers, _ in ordered for number in numbers.tolist()]
+    for epoch in range(int(epochs) + 1):
+        is_last = epoch == int(epochs)
+        loader, sampler = (loaders[1], plain) if is_last else (loaders[0], chosen)
+        sampler.set_epoch(epoch - is_last)
+        batches, gradients = [], []
+        for numbers, batch in loader:
+            model.zero_grad()
+            ((model(batch.double()) - 1.0) ** 2).mean().backward()
+            batches.append(numbers.tolist())
+            gradients.append([value for each in model.parameters() for value in each.grad.reshape(-1).tolist()])
+        torch.distributed.barrier()
+        statistics = json.loads((root / ".fanstore/stats.json").read_bytes())
+        remote = statistics["sources"]["remote"]["reads"]
+        said["epochs"].append({"batches": batches, "gradients": gradients, "remote": remote})
+        said["rearranged"] = statistics["order"]["rearranged"]
+        torch.distributed.barrier()
+    print(json.dumps(said), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+class Numbered(Dataset):  # type: ignore[type-arg,misc,unused-ignore]
+    """With the number of each sample."""
+
+    def __init__(self, dataset: Images) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: int) -> Any:
+        return number, self.dataset[number]
+
+
+PROGRAMS = (samplers, ddp, rearranged, endless, forks, elsewhere, intercepted)
 
 if __name__ == "__main__":
     name, point, *rest = sys.argv[1:]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fanstore.errors import UsageError
 from fanstore.order import (
+    DistributedLocality,
     GlobalShuffle,
     ImportanceExchange,
     LocalityAware,
@@ -20,6 +21,8 @@ from fanstore.order import (
     PartialLocalShuffle,
     ShardShuffle,
     Shuffle,
+    TorchDistributedSampler,
+    streams,
 )
 from fanstore.order import ownership as owners
 
@@ -368,6 +371,52 @@ def test_remote_reads_are_as_few_as_expected(ranks: int) -> None:
 def test_remote_reads_with_8_ranks() -> None:
     assert expected_remote(8, 32) == pytest.approx(0.066, abs=0.001)
     assert LocalityAware(samples=1_281_167, ranks=8, batch=32).traffic(0).share < 0.075
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(0, 90), st.integers(1, 8), st.integers(1, 7), st.booleans())
+def test_global_batches_of_torch_in_another_way(
+    data: st.DataObject, samples: int, ranks: int, batch: int, drop_last: bool
+) -> None:
+    """DistributedSampler with padding or without: the same samples per global batch, as many for each rank."""
+    nodes = data.draw(st.lists(st.integers(0, 3), min_size=ranks, max_size=ranks))
+    held = data.draw(st.lists(st.sampled_from(nodes), min_size=samples, max_size=samples))
+    plain = TorchDistributedSampler(samples, ranks, 5, drop_last=drop_last)
+    node_of_sample = np.array(held, dtype=np.int64)
+    local, again = (DistributedLocality(plain, batch, node_of_sample, nodes) for _ in range(2))
+    for epoch in (0, 3, 1):
+        ours = [local.samples(epoch, rank).tolist() for rank in range(ranks)]
+        theirs = [plain.samples(epoch, rank).tolist() for rank in range(ranks)]
+        assert ours == [again.samples(epoch, rank).tolist() for rank in range(ranks)]
+        assert [len(part) for part in ours] == [len(part) for part in theirs]
+        for start in range(0, len(theirs[0]), batch):
+            batches = [[part[start : start + batch] for part in parts] for parts in (ours, theirs)]
+            assert sorted(flat(batches[0])) == sorted(flat(batches[1]))
+        # No other dealing of a batch leaves more of its samples where they are.
+        place = np.arange(len(ours[0]) * ranks) // (batch * ranks)
+        most = 0
+        for step in range(-(-len(ours[0]) // batch)):
+            there = np.bincount(node_of_sample[plain.sequence(epoch)[place == step]], minlength=4)
+            each = len(ours[0][step * batch : (step + 1) * batch])
+            most += int(np.minimum(there, np.bincount(nodes, minlength=4) * each).sum())
+        assert sum(local.held(epoch, rank) for rank in range(ranks)) == most
+
+
+class LikeOurs(TorchDistributedSampler):
+    """The permutations of our own shuffles instead of torch's."""
+
+    def sequence(self, epoch: int) -> Any:
+        return streams.permutation(self.seed, streams.Purpose.ORDER, epoch, self.sample_count)
+
+
+def test_what_programs_read_is_what_the_sampler_would_give() -> None:
+    """With one rank on each node, an unchanged program reads as with LocalityAware, but for torch's permutation."""
+    samples, ranks, batch = 640, 8, 10
+    owner = owners.even(samples, ranks)
+    changed = LocalityAware(samples=samples, ranks=ranks, batch=batch, seed=4)
+    unchanged = DistributedLocality(LikeOurs(samples, ranks, 4), batch, owner.astype(np.int64), range(ranks))
+    for rank in range(ranks):
+        assert unchanged.samples(2, rank).tolist() == changed.samples(2, rank).tolist()
 
 
 # ---- Shards --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ from mounting import prepare
 from fanstore.client.protocol import ControlError
 from fanstore.client.server import Client
 from fanstore.format.index import Index
-from fanstore.order import TorchDistributedSampler, TorchRandomSampler
+from fanstore.order import DistributedLocality, TorchDistributedSampler, TorchRandomSampler
 from fanstore.order.order import Samples
 from fanstore.order.reportedstream import ReportedStream
 from fanstore.order.twister import Twister, outputs_between
 from fanstore.order.window import Counts, Origin, Window, repeated
+from fanstore.prefetch.arranging import Arranging
 from fanstore.prefetch.hooked import Hooked
 
 FILES = 100
@@ -39,10 +40,10 @@ PATHS = [f"{number:03d}.jpg".encode() for number in range(FILES)]
 class Reports:
     """A program that reports, and what the daemon follows."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, arranging: Arranging | None = None) -> None:
         self.streams: list[ReportedStream] = []
         self.told: list[str] = []
-        self.hooked = Hooked(index, self.streams.append, lambda: None, self.tell, lambda: False)
+        self.hooked = Hooked(index, self.streams.append, lambda: None, self.tell, lambda: False, arranging)
         self.client = Client()
         self.entries = [index.resolve(path) for path in PATHS]
 
@@ -55,6 +56,10 @@ class Reports:
         ours = (client or self.client,) if request.client else ()
         reply = trio.run(functools.partial(request.handler, *ours, **arguments))
         return {} if reply is None else reply.values
+
+    def arranging_says(self) -> Any:
+        assert self.hooked._arranging is not None
+        return self.hooked._arranging.describe()
 
     def epoch(self, number: int = 0, loader: int = 0, client: Client | None = None, **about: object) -> bool:
         told = {
@@ -273,6 +278,105 @@ def test_reports_that_do_not_fit(reports: Reports) -> None:
     reports.ask("order-ahead", loader=0, epoch=0, place=0, total=1 << 40, samples=b"")
     reports.ask("order-failed", reason="KeyError: 'x'")
     assert reports.files(0, 100) == [*range(100)]
+
+
+# --- programs whose order is rearranged ---
+
+
+class Arranged(Reports):
+    """Two nodes, of which each has half of the files; ``nodes`` is what is known of the ranks of programs."""
+
+    def __init__(self, index: Index) -> None:
+        self.nodes: Sequence[int] | None = None
+        self.keys: set[str] = set()
+        partition = np.array(index.partition)
+        for path in PATHS[FILES // 2 :]:
+            partition[index.resolve(path)] = 1
+        super().__init__(index, Arranging(partition, [(0,), (1,)], self.find, size=2))
+
+    def find(self, key: str, ranks: int, rank: int) -> Sequence[int] | None:
+        assert (ranks, rank) == (2, 1)
+        self.keys.add(key)
+        return self.nodes
+
+    def arranged(self, first: Samples, epoch: int = 0, client: Client | None = None) -> Mapping[str, Any]:
+        data = first[:BATCH].astype("<u4").tobytes()
+        return self.ask("order-arranged", client, loader=0, epoch=epoch, samples=data)
+
+
+def test_a_program_reads_what_its_node_holds(index: Index) -> None:
+    """Once all ranks are known; of the next epoch, too, which goes on in the stream in which it was expected."""
+    reports = Arranged(index)
+    plain = TorchDistributedSampler(FILES, 2, 3)
+    expected = DistributedLocality(plain, BATCH, np.arange(FILES) // 50, [1, 0])
+    reports.epoch(0, **distributed(3, 0))
+    assert reports.arranged(plain.samples(0, 1)) == {"wait": True}, "its paths are not known"
+    assert not reports.keys
+    reports.paths()
+    assert reports.arranged(plain.samples(0, 1)) == {"wait": True} and not reports.streams
+    reports.nodes = [1, 0]
+    for epoch in range(3):
+        if epoch:
+            reports.epoch(epoch, **distributed(3, epoch))
+        said = reports.arranged(plain.samples(epoch, 1), epoch)["samples"]
+        ours = expected.samples(epoch, 1)
+        assert np.frombuffer(said, "<u4").tolist() == ours.tolist() != plain.samples(epoch, 1).tolist()
+        reports.read(ours[:BATCH], 0, 0, epoch)
+        assert reports.files(50 * epoch, 50 * epoch + 100) == [*ours, *expected.samples(epoch + 1, 1)]
+        assert (reports.stream.epoch, len(reports.streams), len(reports.keys)) == (epoch, 1, 1)
+    described = reports.arranging_says()
+    assert described["epochs"] == 3 and described["samples"] == 150 and 130 < described["held"] < 150
+    assert reports.told[1:] == [
+        "the order of DistributedSampler is rearranged, so that ranks read what their node holds"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        ({}, "SequentialSampler is no DistributedSampler of torch"),
+        ({**distributed(3, 0), "shuffle": False}, "its DistributedSampler does not shuffle"),
+        ({**distributed(3, 0), "digest": ""}, "the dataset Images does not say which files its samples are"),
+        ({**distributed(3, 0, 0), "ranks": 1}, "the program has one rank"),
+    ],
+)
+def test_what_is_left_alone(index: Index, about: Mapping[str, Any], why: str) -> None:
+    reports = Arranged(index)
+    reports.nodes = [1, 0]
+    for epoch in range(2):
+        reports.epoch(epoch, **about)
+        assert reports.arranged(np.arange(FILES), epoch) == {"samples": b""}
+    assert not reports.keys and [why in line for line in reports.told] == [False, True]
+    assert [each.startswith(why) for each in reports.arranging_says()["left_alone"]] == [True]
+
+
+def test_left_alone_by_what_others_do(index: Index) -> None:
+    """Ranks that do not come, a sampler that does something else, a program that dies before it has told its paths."""
+    reports = Arranged(index)
+    plain = TorchDistributedSampler(FILES, 2, 3)
+    reports.nodes = []
+    reports.epoch(0, **distributed(3, 0))
+    other = Client()
+    reports.epoch(0, client=other, **distributed(3, 0))
+    assert reports.arranged(plain.samples(0, 1), client=other) == {"wait": True}
+    reports.client.at_end.close()
+    assert reports.arranged(plain.samples(0, 1), client=other) == {"samples": b""}
+    other.at_end.close()
+    reports.client = Client()
+    reports.epoch(0, **distributed(3, 0))
+    reports.paths()
+    assert reports.arranged(plain.samples(0, 1)[::-1]) == {"samples": b""} and not reports.keys
+    assert reports.arranged(plain.samples(0, 1)) == {"samples": b""} and reports.keys
+    assert [why.partition(" ")[0] for why in reports.arranging_says()["left_alone"]] == ["the", "its", "not"]
+    assert reports.files(0, 50) == plain.samples(0, 1).tolist(), "and fetched ahead as the sampler has it"
+    reports.ask("order-alone", reason="an IterableDataset has no numbers of samples")
+    assert reports.told[-1] == "an order is left as it is: an IterableDataset has no numbers of samples"
+
+
+def test_without_the_option_nothing_is_rearranged(reports: Reports) -> None:
+    reports.epoch(0, **distributed(3, 0))
+    reports.paths()
+    assert reports.ask("order-arranged", loader=0, epoch=0, samples=b"") == {"samples": b""}
 
 
 # --- the policy ---

@@ -10,7 +10,7 @@ from mounting import command
 from fanstore.errors import UsageError
 from fanstore.format.index import Index
 from fanstore.order import TorchDistributedSampler
-from fanstore.prefetch.specification import KINDS, LISTS, Specification, parse_order
+from fanstore.prefetch.specification import KINDS, LISTS, MODES, Specification, parse_order
 from fanstore.prefetch.statement import LISTS as LIST_MAKERS
 from fanstore.prefetch.statement import MAKERS, PathList, specified
 
@@ -84,7 +84,7 @@ def test_every_name_and_every_list_has_a_meaning(index: Index) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("no-such-file", "is neither auto, hook nor off, nor a file, nor one of torch-distributed, "),
+        ("no-such-file", "is neither auto, hook, locality nor off, nor a file, nor one of torch-distributed, "),
         ("torch-distributed:sed=1", "'sed=1' is not one of seed=..., "),
         ("torch-distributed:seed=1,seed=2", "'seed=2' is not one of"),
         ("torch-distributed:seed", "'seed' is not one of"),
@@ -105,7 +105,7 @@ def test_what_means_nothing_is_refused(tmp_path: Path, text: str, sentence: str)
 
 
 def test_words_and_files(tmp_path: Path) -> None:
-    assert [parse_order(word, "/") for word in ("auto", "hook", "off")] == ["auto", "hook", "off"]
+    assert [parse_order(word, "/") for word in MODES] == ["auto", "hook", "locality", "off"]
     (tmp_path / "list").write_text("")
     assert parse_order("list", str(tmp_path)) == tmp_path / "list"
 

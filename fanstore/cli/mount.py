@@ -451,6 +451,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the order in which programs read, so that files are fetched ahead: a FILE with a path per line, a "
         "shuffle such as torch-distributed:seed=0 (see docs/orders.md), auto (recognised from what is read, "
         "or written to MOUNTPOINT/.fanstore/order), hook (the same, and COMMAND's torch DataLoaders report it), "
+        "locality (hook, and the ranks of COMMAND share each global batch so that they read what their node holds), "
         "or off (default: %(default)s; {rank} and {host} are filled in)",
     )
     parser.add_argument(

@@ -23,6 +23,7 @@ from fanstore.fuse.mountpoint import NotAnsweringError, within_limit
 from fanstore.fuse.unmounted import connect_to
 from fanstore.mounttable import find_mount
 from fanstore.paths import resolve
+from fanstore.prefetch.specification import HOOKED_MODES
 
 PROG = "fanstore-run"
 
@@ -76,8 +77,9 @@ def _main(argv: Sequence[str]) -> int:
         "FANSTORE_SIZE": str(config.get("size", 1)),
     }
     variables |= environment(_state(point, config), os.environ)
-    if config.get("order") == "hook" and config.get("control_socket"):
-        variables |= hook_environment(config["control_socket"], os.environ)
+    order = config.get("order")
+    if order in HOOKED_MODES and config.get("control_socket"):
+        variables |= hook_environment(config["control_socket"], os.environ, arranges=order == "locality")
     try:
         os.execvpe(command[0], command, os.environ | variables)
     except FileNotFoundError:

@@ -275,6 +275,8 @@ def _details(stats: Mapping[str, Any]) -> Iterator[str]:
     yield f"cache       {format_bytes(cache['used_bytes'])} of {format_bytes(cache['capacity_bytes'])}{less}, {hits}"
     if "order" in stats:
         yield f"order       {_order(stats['order'])}"
+        if stats["order"].get("rearranged") is not None:  # an older daemon does not say
+            yield f"rearranged  {_rearranged(stats['order']['rearranged'])}"
     yield f"memory      {format_bytes(memory['rss_bytes'])}, at most {format_bytes(memory['peak_rss_bytes'])} so far"
     intercepted = stats["intercepted"]
     if any(intercepted.values()):
@@ -315,6 +317,13 @@ def _order(order: Mapping[str, Any]) -> str:
     if order["into_kernel"]:
         text += f"; {order['into_kernel']:,} files put into the page cache"
     return f"{text}; readers waited {format_duration(order['waited_s'])}"
+
+
+def _rearranged(rearranged: Mapping[str, Any]) -> str:
+    """What programs read of their global batches with ``--order locality``."""
+    held, samples = rearranged["held"], rearranged["samples"]
+    text = f"{format_count(rearranged['epochs'], 'epoch')}; {held:,} of {samples:,} samples were on this node"
+    return "; ".join([text, *(f"left as it is: {why}" for why in rearranged["left_alone"])])
 
 
 def _outputs(outputs: Mapping[str, Any]) -> str:

@@ -10,11 +10,19 @@ from pathlib import Path
 #: What is put into PYTHONPATH.
 DIRECTORY = Path(__file__).with_name("hook")
 SOCKET_VARIABLE = "FANSTORE_ORDER_SOCKET"
+#: Set for programs whose order is rearranged.
+ARRANGES_VARIABLE = "FANSTORE_ORDER_LOCALITY"
 
 
-def hook_environment(control_socket: str | Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a program that is to report its order, besides FANSTORE_MOUNT."""
+def hook_environment(
+    control_socket: str | Path, inherited: Mapping[str, str], *, arranges: bool = False
+) -> dict[str, str]:
+    """The variables of a program that is to report its order, besides FANSTORE_MOUNT.
+
+    ``arranges``: it is to read what the daemon says instead.
+    """
     others = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry != str(DIRECTORY)]
     # An empty entry is the working directory; a variable that is empty as a whole is as good as none.
     kept = others if any(others) else []
-    return {"PYTHONPATH": ":".join([str(DIRECTORY), *kept]), SOCKET_VARIABLE: str(control_socket)}
+    variables = {"PYTHONPATH": ":".join([str(DIRECTORY), *kept]), SOCKET_VARIABLE: str(control_socket)}
+    return variables | ({ARRANGES_VARIABLE: "1"} if arranges else {})

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Never
 
+import numpy as np
 import pyfuse3
 import trio
 
@@ -63,8 +64,10 @@ from fanstore.job.job import Job, NodeState
 from fanstore.job.job_directory import JobDirectory
 from fanstore.job.node import CONFIG_FILE, Node, NodeSettings
 from fanstore.mounttable import Mount
+from fanstore.prefetch.arranging import Arranging
 from fanstore.prefetch.orderfile import OrderFile
 from fanstore.prefetch.prefetcher import Prefetcher
+from fanstore.prefetch.specification import HOOKED_MODES
 from fanstore.telemetry.events import NOTABLE
 from fanstore.telemetry.statistics import Statistics
 from fanstore.transport.ranks import launched_size
@@ -397,6 +400,10 @@ class _Session:
         self._begun = Begun()
         self._cleanup.callback(self._begun.close)
         points = {self._settings.mountpoint, point.path}
+        arranging = None
+        if self._settings.order == "locality":
+            holders = node.placement.holders
+            arranging = Arranging(np.asarray(prepared.index.partition), holders, job.training.nodes, size=job.size)
         self._prefetcher = Prefetcher(
             prepared.index,
             node.broker,
@@ -405,6 +412,7 @@ class _Session:
             lambda: self._interception.opens(),
             rank=job.rank,
             size=job.size,
+            arranging=arranging,
         )
         self._statistics.add_section("order", self._prefetcher.describe)
 
@@ -602,10 +610,11 @@ class _Session:
             "FANSTORE_RANK": str(job.rank),
             "FANSTORE_SIZE": str(job.size),
         }
-        if self._settings.order == "hook" and self._control is not None:
-            environment |= hook_environment(self._control.path, environment)
-        elif self._settings.order == "hook":
-            log.warning("--order hook: without a control socket no program can report its order")
+        order = self._settings.order
+        if order in HOOKED_MODES and self._control is not None:
+            environment |= hook_environment(self._control.path, environment, arranges=order == "locality")
+        elif order in HOOKED_MODES:
+            log.warning("--order %s: without a control socket no program can report its order", order)
         if not self._settings.preload and not self._settings.no_fuse:
             return environment
         try:

@@ -23,6 +23,7 @@ from fanstore.format.prepared import PreparedDataset, read_parts
 from fanstore.format.storage import Storage
 from fanstore.job.account import unpack
 from fanstore.job.copies import Copies
+from fanstore.job.training_ranks import TrainingRanks
 from fanstore.outputs.outputs import Outputs
 from fanstore.outputs.sequencer import OUTPUT_QUESTION
 from fanstore.telemetry.events import NOTABLE
@@ -81,6 +82,7 @@ class Job:
         nodes: all daemons, by rank.
         outputs: what can be written on this node; None if nothing can.
         copies: which node has which partition; None in a job of one node.
+        training: on which node each rank of a training program runs.
         accounts: by rank, what others have last told of themselves for the report; last: who will tell no more.
         ending: set when some daemon wants the whole job to end (a signal or an unmount, in a job without a command).
         alone: set when all others are dead.
@@ -102,6 +104,7 @@ class Job:
         self._changed = trio.Event()
         self.outputs: Outputs | None = None
         self.copies: Copies | None = None
+        self.training = TrainingRanks(peers, self.first_present)
 
     # --- start ---
 
@@ -232,7 +235,7 @@ class Job:
         elif what == b"end":
             log.info("rank %d on %s ends the job", peer, node.host, extra=NOTABLE)
             self.ending.set()
-        elif self.copies is None or not self.copies.heard(peer, word):
+        elif not self.training.heard(peer, word) and (self.copies is None or not self.copies.heard(peer, word)):
             log.warning(
                 "rank %d on %s said what this version does not know; are all nodes of one version?", peer, node.host
             )

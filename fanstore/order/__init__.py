@@ -23,7 +23,7 @@ from fanstore.order.globalshuffle import GlobalShuffle
 from fanstore.order.importance import ImportanceExchange
 from fanstore.order.keras import KerasFlow, KerasImageDataset
 from fanstore.order.loader import Loader
-from fanstore.order.locality import LocalityAware
+from fanstore.order.locality import DistributedLocality, LocalityAware
 from fanstore.order.localshuffle import LocalShuffle
 from fanstore.order.order import Order
 from fanstore.order.partial import PartialLocalShuffle
@@ -43,6 +43,7 @@ from fanstore.order.torchsearch import TorchSearch
 
 __all__ = [
     "AccelerateShards",
+    "DistributedLocality",
     "Exchange",
     "FileOrder",
     "Finding",

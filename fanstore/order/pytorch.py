@@ -139,11 +139,22 @@ class TorchDistributedSampler(Order):
 
     def samples(self, epoch: int, rank: int = 0) -> Samples:
         self.check(epoch, rank)
+        return self._at(epoch, np.arange(rank, self.sample_count_of_rank * self.ranks, self.ranks))
+
+    def sequence(self, epoch: int) -> Samples:
+        """What all ranks read: the first sample of each rank, then the second of each, and so on."""
+        self.check(epoch, 0)
+        return self._at(epoch, np.arange(self.sample_count_of_rank * self.ranks))
+
+    @property
+    def sample_count_of_rank(self) -> int:
+        """How many samples each rank reads in an epoch."""
+        return self.sample_count // self.ranks if self.drop_last else -(-self.sample_count // self.ranks)
+
+    def _at(self, epoch: int, places: Samples) -> Samples:
+        """The samples at these places of the permutation, which is repeated as often as need be."""
         if self.shuffle:
             order = seeded_randperm(self.sample_count, self.seed + (epoch if self.set_epoch else 0))
         else:
             order = np.arange(self.sample_count)
-        count = self.sample_count
-        per_rank = count // self.ranks if self.drop_last else -(-count // self.ranks)
-        places = np.arange(rank, per_rank * self.ranks, self.ranks)
-        return order[places % count] if count else order
+        return order[places % self.sample_count] if self.sample_count else order

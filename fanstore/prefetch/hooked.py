@@ -12,7 +12,7 @@ import logging
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +29,7 @@ from fanstore.order.pytorch import TorchResumedSampler
 from fanstore.order.reportedstream import ReportedStream
 from fanstore.order.twister import Twister, outputs_between
 from fanstore.order.window import Origin
+from fanstore.prefetch.arranging import Arranging, incomplete
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ class _Loader:
         sequence: what the stream is made of; current: the segment in which the program is; None if they are batches.
         handed: what was handed out and is not in the stream so far; listed: what the program lists for the epoch.
         place, done: samples that were handed out, and that were read.
+        undecided: the epoch may be rearranged, or not.
     """
 
     table: _Table
@@ -183,6 +185,7 @@ class _Loader:
     listed: Samples | None = None
     place: int = 0
     done: int = 0
+    undecided: bool = False
 
 
 class Hooked:
@@ -192,6 +195,7 @@ class Hooked:
         last: how the order of a program is known that has ended, and its epoch.
         _programs: by client, its loaders by number; _bases: the loader of an iterator, by process and base seed.
         _tables: by what tells a dataset from others. _unasked: see ReportedStream.
+        _arranging: which loaders are rearranged; None if none is.
     """
 
     def __init__(
@@ -201,6 +205,7 @@ class Hooked:
         wake: Callable[[], None],
         tell: Callable[..., None],
         intercepts: Callable[[], bool],
+        arranging: Arranging | None = None,
     ) -> None:
         """``add``: a stream is to be followed; ``wake``: something has changed; ``tell``: write to the log;
         ``intercepts``: programs may read by themselves."""
@@ -210,6 +215,7 @@ class Hooked:
         self._wake = wake
         self._tell = tell
         self._intercepts = intercepts
+        self._arranging = arranging
         self._unasked = bytearray(index.entry_count)
         self._programs: dict[Client, dict[int, _Loader]] = {}
         self._bases: dict[tuple[int, int], _Loader] = {}
@@ -225,6 +231,8 @@ class Hooked:
             "order-ahead": Request(self._ahead, {**numbers, "total": int, "samples": bytes}, client=True),
             "order-learned": Request(self._learned, {"pid": int, "base": int, "samples": bytes, "paths": bytes}),
             "order-failed": Request(self._failed, {"reason": str}),
+            "order-arranged": Request(self._arranged, {"loader": int, "epoch": int, "samples": bytes}, client=True),
+            "order-alone": Request(self._alone, {"reason": str}),
         }
 
     # --- reports ---
@@ -260,8 +268,14 @@ class Hooked:
             known.replay, known.samples = await trio.to_thread.run_sync(_replay, told, previous, before)
         except UsageError as error:
             raise ControlError("arguments", f"there is no such order: {error}") from None
-        self._begin(known)
-        wanted = bool(told["digest"]) and not known.table.complete and known.table.teller is None
+        objection = None if self._arranging is None else self._arranging.objection(told)
+        known.undecided = self._arranging is not None and objection is None
+        if objection is not None:
+            self._leave_alone(known, objection)
+        elif not known.undecided:
+            self._begin(known)
+        is_first = told["number"] == 0  # of its loader: then the program has its paths at hand
+        wanted = is_first and bool(told["digest"]) and not known.table.complete and known.table.teller is None
         if wanted:
             known.table.teller = client
         return Reply({"wanted": wanted})
@@ -279,7 +293,7 @@ class Hooked:
         if table.told == len(table.files):
             table.complete, table.teller = True, None
             for other in self._all_loaders():
-                if other.table is table:
+                if other.table is table and not other.undecided:
                     self._restart(other)
 
     async def _read(self, client: Client, loader: int, epoch: int, place: int, done: int, samples: bytes) -> None:
@@ -334,6 +348,51 @@ class Hooked:
     async def _failed(self, reason: str) -> None:
         """The hook of a program has given up."""
         self._tell("a program reports its order no more: %s", reason[:200])
+
+    async def _arranged(self, client: Client, loader: int, epoch: int, samples: bytes) -> Reply:
+        """What is to be read in the epoch instead of what the sampler gives; none if that is to be read.
+
+        ``samples``: of the sampler's first batch. ``wait``: ask again soon.
+        """
+        known = self._loader(client, loader)
+        arranging, told = self._arranging, known.about
+        if arranging is None or arranging.objection(told) or epoch != told["number"]:
+            return Reply({"samples": b""})
+        first = _numbers(samples)
+        if known.samples is None or not np.array_equal(known.samples[: len(first)], first):
+            return self._leave_alone(known, "its DistributedSampler does not do what is known of it")
+        if not known.table.complete and known.table.teller is None:
+            return self._leave_alone(known, "the program that told which files its samples are has ended")
+        nodes = arranging.nodes(told) if known.table.complete else None
+        if nodes is None:
+            return Reply({"wait": True})
+        replay = known.replay
+        if not nodes or replay is None or not isinstance(replay.order, TorchDistributedSampler):
+            return self._leave_alone(known, incomplete(told))
+        order = arranging.order(told, replay.order, nodes, known.table.files[:, 0])
+        every = await trio.to_thread.run_sync(arranging.compute, order, replay.epoch, replay.rank)
+        if known.about is not told:
+            return Reply({"samples": b""})  # the program has gone on meanwhile
+        if not arranging.epochs:
+            self._tell("the order of %s is rearranged, so that ranks read what their node holds", told["name"])
+        arranging.count(order, replay.epoch, replay.rank)
+        known.undecided = False
+        known.replay, known.samples = replace(replay, order=order), replay.loader.read(every)
+        self._begin(known)
+        return Reply({"samples": known.samples.astype("<u4").tobytes()})
+
+    async def _alone(self, reason: str) -> None:
+        """A program has a loader whose order is no matter of samples."""
+        if self._arranging is not None and self._arranging.leave_alone(reason[:200]):
+            self._tell("an order is left as it is: %s", reason[:200])
+
+    def _leave_alone(self, known: _Loader, why: str) -> Reply:
+        """Go on with what the sampler gives."""
+        if self._arranging is not None and self._arranging.leave_alone(why):
+            self._tell("the order of process %d is left as it is: %s", known.about["pid"], why)
+        known.undecided = False
+        self._begin(known)
+        return Reply({"samples": b""})
 
     # --- streams ---
 
@@ -492,7 +551,7 @@ def _parse(text: str) -> dict[str, Any]:
         raise ControlError("arguments", "what is said of a loader shuffles more samples than there are")
     if max(sizes) > _SAMPLES_MOST or not told["batch"] or told.get("ranks", 1) > _SAMPLES_MOST:
         raise ControlError("arguments", f"what is said of a loader is beyond {_SAMPLES_MOST} samples")
-    return {"seed": None, **told, "digest": digest if isinstance(digest, str) else ""}
+    return {"seed": None, "run": "", **told, "digest": digest if isinstance(digest, str) else ""}
 
 
 def _epoch_of(told: Mapping[str, Any]) -> int:

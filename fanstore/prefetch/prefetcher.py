@@ -26,6 +26,7 @@ from fanstore.format.index import Index
 from fanstore.order.order import Integers
 from fanstore.order.reportedstream import ReportedStream
 from fanstore.order.window import FILE_BYTES, Origin, Stream, Window, repeated
+from fanstore.prefetch.arranging import Arranging
 from fanstore.prefetch.hooked import Hooked
 from fanstore.prefetch.orderfile import OrderFile
 from fanstore.prefetch.recogniser import Recogniser, streams_of
@@ -92,8 +93,10 @@ class Prefetcher:
         *,
         rank: int,
         size: int,
+        arranging: Arranging | None = None,
     ) -> None:
         """``points``: paths by which programs know the mount; ``rank``, ``size``: of this node in its job.
+        ``arranging``: what programs read is rearranged; None if it is not.
 
         ``opened``: how many files programs have opened without asking the kernel, which is all that is known of these;
         None if no program can.
@@ -110,7 +113,10 @@ class Prefetcher:
         self._told = 0
         self._lost = 0
         self._wanted = trio.Event()
-        self.hooked = Hooked(index, self._follow_report, self._wake, self._tell, lambda: self._opened() is not None)
+        self._arranging = arranging
+        self.hooked = Hooked(
+            index, self._follow_report, self._wake, self._tell, lambda: self._opened() is not None, arranging
+        )
         self._reported = False
         self._repetition: Repetition | None = None
         self._again: list[tuple[Stream, array[int]]] = []
@@ -367,6 +373,7 @@ class Prefetcher:
             "held_bytes": self._window.held_bytes,
             "bad_lines": self._bad_lines,
             "lost": self._lost,
+            "rearranged": None if self._arranging is None else self._arranging.describe(),
         }
 
 

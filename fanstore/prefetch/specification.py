@@ -12,8 +12,10 @@ from typing import Literal
 
 from fanstore.errors import UsageError
 
-Mode = Literal["auto", "hook", "off"]
-MODES: tuple[Mode, ...] = ("auto", "hook", "off")
+Mode = Literal["auto", "hook", "locality", "off"]
+MODES: tuple[Mode, ...] = ("auto", "hook", "locality", "off")
+#: Those with which programs report what they read.
+HOOKED_MODES: tuple[Mode, ...] = ("hook", "locality")
 
 _FLAG = ("yes", "no")
 #: What a key may be: one of these words; a number if there are none.
@@ -66,7 +68,7 @@ def parse_order(text: str, directory: str) -> Mode | Path | Specification:
         path = Path(directory, text)
         if not path.is_file():
             raise UsageError(
-                f"--order {text} is neither auto, hook nor off, nor a file, nor one of {', '.join(KINDS)} "
+                f"--order {text} is neither auto, hook, locality nor off, nor a file, nor one of {', '.join(KINDS)} "
                 "(with values: NAME:key=value,key=value)"
             )
         return path

@@ -4,10 +4,13 @@ Loaded by sitecustomize.py, which lies beside it, when the program imports torch
 interpreter: any Python from 3.8 on, in which FanStore need not be installed, so nothing but the standard library. The
 messages are those of docs/protocol.md ("What an order's hook reports"); fanstore/prefetch/hooked.py takes them.
 
-What it may do to the program: nothing. It raises nothing, starts no thread, waits for the daemon for a few hundredths
-of a second when a loader is first used and never again, draws no random number (it copies the state of a generator),
-and keeps no object of the program alive. What fails ends the hook for this process. Runs on whatever thread iterates a
-DataLoader; ``_Hook.lock`` guards all of it.
+With ``--order locality`` it also has the DataLoaders of a DistributedSampler read other samples of the same global
+batches, as the daemon says, which holds for all ranks or for none; for that it waits until the daemon knows.
+
+What else it may do to the program: nothing. It raises nothing, starts no thread, waits for the daemon for a few
+hundredths of a second when a loader is first used and never again, draws no random number (it copies the state of a
+generator), and keeps no object of the program alive. What fails ends the hook for this process. Runs on whatever thread
+iterates a DataLoader; ``_Hook.lock`` guards all of it.
 """
 
 import collections
@@ -30,12 +33,17 @@ from array import array
 #: Of the control socket (docs/protocol.md): number of the request, flags, 0; and version.
 _HEADER = struct.Struct("<IHH")
 _PROTOCOL = 1
+_MORE = 1
 #: Bytes of data in one message, which must fit in a packet.
 _DATA_BYTES = 60000
 #: Seconds that a loader may wait when it is first used, for the daemon to take the paths of its files.
 _FIRST_WAIT_S = 0.05
 #: Seconds between two reports of progress, while the daemon knows what comes.
 _PROGRESS_S = 0.005
+#: Seconds between two questions how an epoch is rearranged.
+_ASK_S = 0.02
+#: By which ranks of one program know each other.
+_RUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 #: Batches in a row of which no files are seen, until nobody looks any more.
 _UNSEEN_MOST = 16
 #: Datasets in datasets.
@@ -43,6 +51,7 @@ _DEPTH_MOST = 8
 #: What the state of torch's generator on the CPU begins with: seed, left, seeded, next; 624 words of 64 bits follow.
 _STATE = struct.Struct("<QiiQ624Q")
 _ATTRIBUTE = "_fanstore_order"
+_ARRANGED = "_fanstore_arranged"
 
 
 class _Connection:
@@ -50,6 +59,7 @@ class _Connection:
 
     def __init__(self, path):
         self.answers = {}  # by number of the request
+        self._begun = b""  # an answer of which more is to come
         self._urgent = collections.deque()
         self._lists = collections.deque()
         self._number = 0
@@ -113,10 +123,19 @@ class _Connection:
                 return
             if not packet:
                 raise OSError("the daemon has hung up")
-            body = packet[_HEADER.size :]
-            if b"\xa5error" in body:
+            number, flags, _ = _HEADER.unpack_from(packet)
+            body, self._begun = self._begun + packet[_HEADER.size :], b""
+            if body[1:7] == b"\xa5error":
                 raise OSError(f"the daemon has refused: {body!r}")
-            self.answers[_HEADER.unpack_from(packet)[0]] = body
+            if flags & _MORE:
+                self._begun = body
+            else:
+                self.answers[number] = body
+
+    def flush(self):
+        """Wait until everything is sent."""
+        while self._urgent or self._lists:
+            self.pump(1.0)
 
     def close(self):
         self._socket.close()
@@ -264,12 +283,14 @@ class _Loader:
     Attributes:
         number: by which the daemon knows it. epochs: that were begun.
         refused: it reads nothing of this mount, or numbers its samples in a way of its own.
+        digest: of the paths of its samples; None if they are not known.
     """
 
     def __init__(self, number):
         self.number = number
         self.epochs = 0
         self.refused = False
+        self.digest = None
 
 
 class _Reading:
@@ -317,6 +338,7 @@ class _Reading:
                 return
         about = self._sampler(iterator._index_sampler, len(dataset))
         self.known = about["kind"] != "custom"
+        self.arrangeable = hook.arranges and about["kind"] == "distributed"
         self._is_batch_sampler = type(iterator._index_sampler) is hook.module.BatchSampler
         about.update(
             pid=os.getpid(),
@@ -328,11 +350,14 @@ class _Reading:
             named=make is not None,
             dataset=type(dataset).__qualname__,
             program=sys.argv[0] if getattr(sys, "argv", None) else "",
+            run=" ".join(os.environ.get(name, "") for name in _RUN),
         )
         data = None
         if listed is not None:
             data = listed.encode(errors="surrogateescape")
-            about["digest"] = hashlib.blake2b(data, digest_size=16).hexdigest()
+            self.loader.digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        if self.loader.digest is not None:
+            about["digest"] = self.loader.digest
         connection = hook.connection()
         asked = connection.say({"request": "order-epoch", "loader": self.loader.number, "about": json.dumps(about)})
         if data is not None:
@@ -372,6 +397,27 @@ class _Reading:
         if about.get("count", 0) > samples:
             about["kind"] = "custom"  # it counts in another way than the dataset
         return about
+
+    def arrange(self, iterator, index):
+        """What is to be read in this epoch instead of what the sampler gives, whose first batch this is."""
+        if self.loader.refused or self.batches is None or self.calls or not self.arrangeable:
+            return
+        first = array("I", index if self._collated else [index])
+        connection = self._hook.connection()
+        connection.flush()
+        message = {"request": "order-arranged", "loader": self.loader.number, "epoch": self.epoch}
+        message["samples"] = first.tobytes()[: _DATA_BYTES // 4 * 4]
+        while True:
+            asked, answer = connection.say(message), None
+            while answer is None:  # or the daemon hangs up, and its mount is gone
+                answer = connection.wait_answer(asked, 1.0)
+            del connection.answers[asked]
+            if b"\xa4wait\xc3" not in answer[:16]:
+                break
+            time.sleep(_ASK_S)
+        samples = array("I", _unpack_samples(answer))
+        if samples:
+            setattr(iterator, _ARRANGED, _Arranged(self.batches, samples))
 
     def after(self, index):
         """A batch is handed out."""
@@ -441,6 +487,33 @@ class _Reading:
             }
 
 
+def _unpack_samples(answer):
+    """The bytes of an answer that has nothing else."""
+    start = len(b"\x81\xa7samples")
+    head = {0xC4: ">xB", 0xC5: ">xH", 0xC6: ">xI"}[answer[start]]
+    return answer[start + struct.calcsize(head) :]
+
+
+class _Arranged:
+    """What is read in an epoch instead of what its iterator over batches gives. Never fails."""
+
+    def __init__(self, batches, samples):
+        self.batches = batches
+        self._samples = samples
+        self._place = 0
+
+    def instead(self, index):
+        """As many samples."""
+        if not isinstance(index, list):
+            index, single = [index], True
+        else:
+            single = False
+        chosen = self._samples[self._place : self._place + len(index)].tolist()
+        self._place += len(chosen)
+        chosen += index[len(chosen) :]
+        return chosen[0] if single else chosen
+
+
 def _path_messages(number, data):
     """The paths of all samples, in whole paths."""
     start = first = 0
@@ -501,13 +574,14 @@ class _Hook:
     Attributes:
         module: torch's dataloader; classes: of its datasets. below: names of paths.
         lock: guards everything; a signal's handler, or a finalizer, may come back to us on the same thread.
-        opened: files that the program opens, while that is looked at.
+        opened: files that the program opens, while that is looked at. arranges: other samples may be read.
     """
 
     def __init__(self, module, path, mount):
         self.module = module
         self.classes = sys.modules["torch.utils.data.dataset"]
         self.below = _Below(mount)
+        self.arranges = bool(os.environ.get("FANSTORE_ORDER_LOCALITY"))
         self.opened = None
         self.is_off = False
         self._path = path
@@ -557,6 +631,10 @@ class _Hook:
     def attach(self, iterator, loader):
         """An iterator over a DataLoader is made."""
         if iterator._dataset_kind != self.module._DatasetKind.Map:
+            if self.arranges:
+                connection = self.connection()
+                connection.say({"request": "order-alone", "reason": "an IterableDataset has no numbers of samples"})
+                connection.pump()
             return
         record = self._loaders.get(loader)
         if record is None:
@@ -639,16 +717,22 @@ def install(module):
         make(self, loader, *arguments, **options)
         hook.call(hook.attach, self, loader)
 
+    def instead(self, index):
+        arranged = self.__dict__.get(_ARRANGED)
+        return index if arranged is None or arranged.batches is not self._sampler_iter else arranged.instead(index)
+
     def hooked_next_index(self):
         reading = hook.call(hook.reading, self)
         if reading is None:
-            return next_index(self)
+            return instead(self, next_index(self))
         hook.call(reading.before, self)
         try:
             index = next_index(self)
         except StopIteration:
             hook.call(reading.exhausted)
             raise
+        hook.call(reading.arrange, self, index)
+        index = instead(self, index)
         hook.call(reading.after, index)
         return index
 
