@@ -150,21 +150,21 @@ def accelerate_shards(
     return orders
 
 
-def _without_kernels() -> None:
+def without_kernels() -> None:
     """Let torchvision be imported where its compiled part is for another build of torch: lists of files need none."""
     name = "torchvision._meta_registrations"
     sys.modules.setdefault(name, types.ModuleType(name))
 
 
 def torchvision_list(root: str) -> list[str]:
-    _without_kernels()
+    without_kernels()
     from torchvision.datasets import ImageFolder
 
     return [str(Path(path).relative_to(root)) for path, _ in ImageFolder(root, allow_empty=True).samples]
 
 
 def timm_list(root: str) -> list[str]:
-    _without_kernels()
+    without_kernels()
     from timm.data.readers.reader_image_folder import find_images_and_targets
 
     return [str(Path(path).relative_to(root)) for path, _ in find_images_and_targets(root)[0]]

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fanstore"
 MAX_LINES = 900
 
 #: Height of each part; a module imports from parts below its own, or from its own. ``outputs`` and ``prefetch`` are
-#: neighbours, ``dataset``, ``prep`` and ``report``, ``torch``, ``transport``, ``views`` and ``model``, ``format``
+#: neighbours, ``dataset``, ``prep``, ``report`` and ``torch``, ``transport``, ``views`` and ``model``, ``format``
 #: and ``order`` too: they share what is below them, not each other.
 HEIGHT = {
     "cli": 8,
@@ -26,7 +26,7 @@ HEIGHT = {
     "dataset": 3,
     "prep": 3,
     "report": 3,
-    "torch": 2,
+    "torch": 3,
     "transport": 2,
     "views": 2,
     "model": 2,

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def torchrun(port: int) -> list[str]:
     """One rank on each of two nodes; FANSTORE_RANK says which one this is, and the other is torch's rank 0."""
     line = f"exec {FRAMEWORKS} -m torch.distributed.run --nnodes 2 --node-rank $((1 - FANSTORE_RANK))"
     line += f" --master-addr 127.0.0.1 --master-port {port} {PROGRAMS} rearranged $FANSTORE_MOUNT {EPOCHS}"
-    return ["env", "GLOO_SOCKET_IFNAME=lo", "sh", "-c", line]
+    # torch makes sockets there, whose names must be short.
+    return ["env", "GLOO_SOCKET_IFNAME=lo", f"TMPDIR={tempfile.gettempdir()}", "sh", "-c", line]
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Job, StartJob, needs_jobs
-from mounting import prepare
+from mounting import prepare, wait_until
 from test_torch_samplers import LIMIT_S, PYTHON, SCRIPT, environment, flat
 
 from fanstore.format.prepared import PreparedDataset
@@ -84,6 +84,41 @@ def test_ranks_read_what_their_node_holds(start_job: StartJob, prepared: Path) -
     (prepared / "hidden").rename(manifest)
     assert "which node holds which file cannot be seen, shares are even: " in warned
     assert sorted(json.loads(everything_read)) == everything
+    job.stop()
+
+
+def test_what_ranks_own_is_on_their_node_when_it_is_read(start_job: StartJob, prepared: Path) -> None:
+    """No reader fetches anything, in any epoch: what arrives is fetched once, kept, and let go when it has left."""
+    job = start_job(prepared, 2, "--stage-first", local=True)
+    placed = [set(node["partitions"]["placed"]) for node in job.nodes(0)]
+    index = PreparedDataset.open(prepared).index
+    names = sorted(f"class{number // 12}/{number:03d}.png" for number in range(FILES))
+    partition = [index.partition[index.resolve(name.encode())] for name in names]
+    size = [index.size[index.resolve(name.encode())] for name in names]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    said = said_by([start(job, rank, 2, port, rank, "owned") for rank in range(2)])
+    ranks = [json.loads(out) for out, _ in said]
+    for kind in range(2):
+        for rank, told in enumerate(ranks):
+            seen, counted = told[kind]["epochs"], told[kind]["counted"]
+            away = [{sample for sample in epoch if partition[sample] not in placed[rank]} for epoch in seen]
+            assert not away[0] and all(len(away[epoch]) > 0 for epoch in range(1, 5))
+            for epoch in range(5):
+                assert counted[epoch]["fetched_by_readers"] == counted[0]["fetched_by_readers"], "all reads are local"
+                assert counted[epoch]["room"]["waiting"] == 0
+            for epoch in range(4):
+                # What is owned in this epoch and the next one, and nothing else, is held.
+                held = away[epoch] | away[epoch + 1]
+                assert counted[epoch]["room"]["files"] == counted[epoch]["kept"] == len(held)
+                assert counted[epoch]["room"]["bytes"] == sum(size[sample] for sample in held)
+                # One that was away for an epoch was still there when it came back.
+                known = away[epoch] | away[max(0, epoch - 1)]
+                arrived = sum(size[sample] for sample in away[epoch + 1] - known)
+                assert counted[epoch + 1]["remote"] - counted[epoch]["remote"] == arrived, "each arrival once"
+    for node in (0, 1):
+        wait_until(lambda node=node: job.statistics(node)["room"]["files"] == 0, "that nothing is held", job.evidence)  # type: ignore[misc]
+        wait_until(lambda node=node: job.statistics(node)["cache"]["chunks"] == 0, "that it is let go", job.evidence)  # type: ignore[misc]
     job.stop()
 
 

@@ -4,6 +4,7 @@ torch comes from another environment: FANSTORE_TEST_FRAMEWORKS=/path/to/venv/bin
 scripts/test; it must be of the same Python as this one. What runs there is torch_samplers.py.
 """
 
+import difflib
 import json
 import os
 import socket
@@ -19,8 +20,10 @@ import pytest
 from asked_process import Ask, asked_process
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mounting import Mount, prepare
 from PIL import Image
 
+pytest_plugins = ["mounting"]
 PYTHON = os.environ.get("FANSTORE_TEST_FRAMEWORKS", "")
 SCRIPT = Path(__file__).parent / "torch_samplers.py"
 EXAMPLE = Path(__file__).parent.parent / "examples" / "shuffling" / "images.py"
@@ -235,12 +238,13 @@ sampler.set_epoch(2)
     assert "UsageError: the losses of 2 ranks are brought together by torch.distributed: call" in result.stderr
 
 
-def test_two_processes_exchange_by_the_losses_of_both() -> None:
+def two_ranks(case: str, *arguments: str) -> list[str]:
+    """What each of two processes has said that are connected."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     started = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), "gloo", str(rank), str(port)],
+            [sys.executable, str(SCRIPT), case, str(rank), str(port), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -249,13 +253,17 @@ def test_two_processes_exchange_by_the_losses_of_both() -> None:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=LIMIT_S) for process in started]
+        said = [process.communicate(timeout=2 * LIMIT_S) for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
     assert [process.returncode for process in started] == [0, 0], said
-    answers = [json.loads(out) for out, _ in said]
+    return [out for out, _ in said]
+
+
+def test_two_processes_exchange_by_the_losses_of_both() -> None:
+    answers = [json.loads(out) for out in two_ranks("gloo")]
     assert [answer["ranks"] for answer in answers] == [2, 2]
     sent = [0, 0]
     for epoch in range(4):
@@ -288,3 +296,74 @@ def test_the_example_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert run("parts", "--stop-after", "6")[-1].startswith("epoch 1, step 6: ")
     assert run("parts") == whole[1:]
     assert run("parts") == []  # nothing is left to do
+
+
+# ---- Stock classes -------------------------------------------------------------------------------------------------
+
+
+def test_the_stock_classes_without_a_mount(ask: Ask, tmp_path: Path) -> None:
+    make_images(tmp_path / "data")
+    check_stock(ask("stock", root=str(tmp_path / "data")))
+    (tmp_path / "data" / "none").mkdir()
+    assert "the class 'none' of" in ask("stock_refused", root=str(tmp_path / "data"))
+    assert "has no directories" in ask("stock_refused", root=str(tmp_path / "data" / "none"))
+
+
+def test_the_stock_classes_on_a_mount(ask: Ask, tmp_path: Path, mount: Mount) -> None:
+    """The same batches, out of memory that is shared; the daemon knows each epoch, also of a sampler of our own."""
+    make_images(tmp_path / "data")
+    mounted = mount(prepare(tmp_path / "data", tmp_path / "d.fan"), "--order", "auto", "--local", str(tmp_path / "ssd"))
+    said = ask("stock", root=str(mounted.path))
+    check_stock(said)
+    assert said["memory"] == ["mmap"]
+    assert [order["source"] for order in said["order"]] == ["hooked"] * 3
+    assert [order["sampler"] for order in said["order"]] == ["RandomSampler"] * 2 + ["GlobalShuffleSampler"]
+    assert "reports its order: GlobalShuffleSampler, 24 samples" in mounted.log_text()
+
+
+def body(script: Path) -> list[str]:
+    """Its lines behind what it says of itself."""
+    return script.read_text().split('"""\n', 2)[-1].splitlines()
+
+
+def test_examples_for_each_way(tmp_path: Path) -> None:
+    """Each trains, with a dozen lines that the plain script has not; the stock classes learn exactly the same."""
+    make_images(tmp_path / "data")
+    scripts = sorted(EXAMPLE.parent.glob("*.py"))
+    scripts.remove(EXAMPLE)
+    plain = body(EXAMPLE.with_name("plain.py"))
+    for script in scripts:
+        changed = [line for line in difflib.ndiff(plain, body(script)) if line.startswith("+ ") and line != "+ "]
+        assert len(changed) <= 12, script.name
+    losses: list[dict[str, list[str]]] = []
+    name = ""
+    for out in two_ranks("examples", str(tmp_path / "data"), *map(str, scripts)):
+        losses.append({})
+        for line in out.splitlines():
+            if line.startswith("rank "):
+                losses[-1][name].append(line)
+            else:
+                losses[-1][name := line] = []
+    for said in losses:
+        assert sorted(said) == [script.stem for script in scripts] and len(said) == 7
+        for lines in said.values():
+            values = [float(line.rpartition(" ")[2]) for line in lines]
+            assert len(values) == 2 and 0 < min(values) <= max(values) < 2
+        assert said["stock_classes"] == said["plain"] != said["shards"]
+
+
+def make_images(root: Path) -> None:
+    """Files of two classes, deeper ones and others among them."""
+    for number in range(24):
+        path = root / f"class{number % 2}" / f"{'deeper' if number > 18 else '.'}" / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 3), (number, 255 - number, 7)).save(path)
+    (root / "class0" / "notes.txt").write_text("no image")
+
+
+def check_stock(said: dict[str, Any]) -> None:
+    ours, theirs = said["listed"]
+    assert ours == theirs and len(ours[0]) == 24
+    for case in range(0, 6, 2):
+        assert said["batches"][case] == said["batches"][case + 1], "also the random numbers that are left"
+    assert said["batches"][0] != said["batches"][4]

@@ -9,6 +9,8 @@ as pls.Scheduler has it.
 import io
 import json
 import math
+import os
+import runpy
 import sys
 import time
 import traceback
@@ -18,10 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from framework_orders import without_kernels
 from torch.utils.data import DataLoader
 
 import fanstore.torch
 from fanstore.errors import FanstoreError
+from fanstore.torch.placement import find_mount
 
 Read = list[list[int]]
 
@@ -172,6 +176,57 @@ def mounted(rank: int, ranks: int, port: int, directory: Path) -> list[str]:
     return [str(Path(dataset.samples[sample][0]).relative_to(directory)) for sample in sampler.samples()]
 
 
+class Uncached(Files):
+    """What is read does not stay in the page cache of the mount: the daemon sees every read."""
+
+    def __getitem__(self, index: int) -> int:
+        with open(self.samples[index][0], "rb", buffering=0) as file:
+            content = file.readall()
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return len(content)
+
+
+def owned(kind: str, rank: int, ranks: int, port: int, directory: Path) -> dict[str, Any]:
+    """One of several ranks that exchange samples: after each epoch, what it owns and what its daemon has counted."""
+    import torch.distributed as dist
+
+    def counted() -> dict[str, Any]:
+        """When all has come that is to be kept."""
+        deadline = time.monotonic() + 20
+        while True:
+            statistics = json.loads((directory / ".fanstore/stats.json").read_bytes())
+            cache, room = statistics["cache"], statistics["room"]
+            if room["waiting"] + cache["in_line"] == 0 or time.monotonic() > deadline:
+                return {
+                    "room": room,
+                    "remote": statistics["sources"]["remote"]["bytes"],
+                    "kept": cache["chunks"],
+                    "fetched_by_readers": cache["misses"] - cache["prefetched"],
+                }
+            time.sleep(0.02)
+
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    dataset: Any = Uncached(directory)
+    sampler = getattr(fanstore.torch, f"{kind}Sampler")(dataset, fraction=0.5, seed=3)
+    said: dict[str, Any] = {"epochs": [], "counted": []}
+    for epoch in range(5):
+        sampler.set_epoch(epoch)
+        for _ in DataLoader(dataset, batch_size=4, sampler=sampler):
+            pass
+        if kind == "ImportanceExchange":
+            sampler.record(sampler.samples(), torch.arange(len(sampler.samples())) + 1.0)
+        said["counted"].append(counted())
+        said["epochs"].append(sampler.samples().tolist())
+        dist.barrier()
+    said["received"] = sampler.order.exchange(3, rank).received.tolist()
+    dist.destroy_process_group()
+    return said
+
+
+#: Samplers whose ranks exchange what they own.
+EXCHANGING = ("PartialLocalShuffle", "ImportanceExchange")
+
+
 def read_bytes(path: str) -> bytes:
     return Path(path).read_bytes()
 
@@ -229,6 +284,58 @@ def image_folder(root: str, class_file: str | None) -> Any:
     return [[path, *dataset[number]] for number, (path, _) in enumerate(dataset.samples)]
 
 
+def seen(batches: Any) -> list[Any]:
+    return [[images.tolist(), labels.tolist()] for images, labels in batches]
+
+
+def stock(root: str) -> dict[str, Any]:
+    """Our classes and the stock ones over the same images: what they list, and batches of all kinds of loaders."""
+    without_kernels()
+    import torchvision
+
+    def upper_left(image: Any) -> Any:
+        return torch.tensor(image.getpixel((1, 1)))
+
+    ours: Any = fanstore.torch.ImageFolder(root, upper_left)
+    theirs: Any = torchvision.datasets.ImageFolder(root, upper_left)
+    said: dict[str, Any] = {
+        "listed": [[each.samples, each.imgs, each.targets, each.classes, each.class_to_idx] for each in (ours, theirs)],
+        "memory": [type(fanstore.torch.ImageFolder(root, decode=lambda memory: memory)[0][0].obj).__name__],
+    }
+    sampler: Any = fanstore.torch.GlobalShuffleSampler(ours, 2, 1, seed=3)
+    cases: list[dict[str, Any]] = [
+        {"shuffle": True},
+        {"shuffle": True, "num_workers": 2},
+        {"sampler": sampler, "num_workers": 1, "persistent_workers": True},
+    ]
+    said["batches"] = []
+    for options in cases:
+        for made in (fanstore.torch.DataLoader(ours, 5, **options), DataLoader(theirs, 5, **options)):
+            torch.manual_seed(4)
+            said["batches"].append([seen(made) for _ in range(2)] + [torch.rand(1).item()])
+            if isinstance(made, fanstore.torch.DataLoader) and find_mount(ours.samples[0][0]):
+                said.setdefault("order", []).append(known_order(Path(root), made.sampler))
+    return said
+
+
+def stock_refused(root: str) -> str:
+    try:
+        fanstore.torch.ImageFolder(root)
+    except FanstoreError as error:
+        return str(error)
+    return ""
+
+
+def known_order(root: Path, sampler: Any) -> dict[str, Any]:
+    """What the daemon says of the order, once it has heard of the last epoch."""
+    deadline = time.monotonic() + 10
+    while True:
+        order: dict[str, Any] = json.loads((root / ".fanstore/stats.json").read_bytes())["order"]
+        if (order["sampler"], order["epoch"]) == (type(sampler).__name__, 1) or time.monotonic() > deadline:
+            return order
+        time.sleep(0.02)
+
+
 def settled(reads: Callable[[], dict[str, int]], source: str, wanted: int) -> int:
     """The count of a source once it is as high as wanted, or after ten seconds."""
     deadline = time.monotonic() + 10
@@ -237,7 +344,25 @@ def settled(reads: Callable[[], dict[str, int]], source: str, wanted: int) -> in
     return count
 
 
-CASES: list[Callable[..., Any]] = [epochs, resumed, refused, like_distributed_sampler, image_folder]
+def run_examples(rank: int, port: int, data: str, *scripts: str) -> None:
+    """One of two ranks, which runs scripts one after the other, as torchrun would."""
+    without_kernels()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for script in scripts:
+        print(Path(script).stem, flush=True)
+        sys.argv = [script, data, "--epochs", "2"]
+        runpy.run_path(script, run_name="__main__")
+
+
+CASES: list[Callable[..., Any]] = [
+    epochs,
+    resumed,
+    refused,
+    like_distributed_sampler,
+    image_folder,
+    stock,
+    stock_refused,
+]
 
 
 def main() -> None:
@@ -248,8 +373,16 @@ def main() -> None:
         rank, ranks, port = map(int, sys.argv[2:5])
         print(json.dumps(mounted(rank, ranks, port, Path(sys.argv[5]))))
         return
+    if sys.argv[1:2] == ["owned"]:
+        rank, ranks, port = map(int, sys.argv[2:5])
+        said = [owned(kind, rank, ranks, port + number, Path(sys.argv[5])) for number, kind in enumerate(EXCHANGING)]
+        print(json.dumps(said))
+        return
     if sys.argv[1:2] == ["pls"]:
         print(json.dumps(scheduled(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[5]))))
+        return
+    if sys.argv[1:2] == ["examples"]:
+        run_examples(int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
         return
     cases = {case.__name__: case for case in CASES}
     for line in sys.stdin:

@@ -166,6 +166,15 @@ class Broker:
         """
         return not self._stopped and self.native.want(self._primary[entry], number, into_kernel)
 
+    def keep(self, entry: int, number: int) -> bool:
+        """The same, but it stays for as long as there is room, until ``forget``."""
+        return not self._stopped and self.native.want(self._primary[entry], number, False, True)
+
+    def forget(self, entry: int, number: int) -> None:
+        """A chunk need not stay any more."""
+        if not self._stopped:
+            self.native.forget(self._primary[entry], number)
+
     # --- what C asks for ---
 
     async def run(self) -> None:

@@ -412,9 +412,11 @@ class _Session:
             lambda: self._interception.opens(),
             rank=job.rank,
             size=job.size,
+            is_here=frozenset(node.placement.of_rank(job.rank)).__contains__,
             arranging=arranging,
         )
         self._statistics.add_section("order", self._prefetcher.describe)
+        self._statistics.add_section("room", self._prefetcher.room.describe)
 
     def _make_engine(self, prepared: PreparedDataset, node: Node) -> None:
         outputs = None if self._life is None else self._life.outputs
@@ -494,7 +496,7 @@ class _Session:
                 nursery.start_soon(self._tell_alone, job)
                 if self._control is not None:
                     end = functools.partial(self._take_away, mount, ended, trio.lowlevel.current_trio_token())
-                    orders = {} if self._prefetcher is None else self._prefetcher.hooked.requests()
+                    orders = {} if self._prefetcher is None else self._prefetcher.requests()
                     intercept = functools.partial(self._intercept, mount)
                     table = requests(node.control, end, self._interception, intercept, orders)
                     nursery.start_soon(self._control.run, table)

@@ -72,6 +72,9 @@ class ImportanceExchange(PartialLocalShuffle):
             raise UsageError(f"losses of epoch {epoch} come too late: the exchange in epoch {used_in} is decided")
         self._losses[epoch] = importance(values)
 
+    def decided(self, epoch: int) -> bool:
+        return self.lagging or epoch in self._losses
+
     def state(self, epoch: int) -> State:
         return replace(super().state(epoch), importance=dict(self._losses))
 

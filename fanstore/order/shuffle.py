@@ -169,6 +169,10 @@ class Shuffle(Order):
         """Who owns what after the exchange that goes on while the epoch runs."""
         return owner
 
+    def decided(self, epoch: int) -> bool:
+        """Whether what is exchanged while the epoch runs is known when it begins."""
+        return True
+
     # ---- What crosses ----------------------------------------------------------------------------------------------
 
     def transfers(self, epoch: int) -> Transfers:

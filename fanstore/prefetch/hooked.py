@@ -287,7 +287,7 @@ class Hooked:
         names = paths.split(b"\0")
         if table.teller is not client or first != table.told or first + len(names) > len(table.files):
             raise ControlError("arguments", "these paths do not follow those that were told before")
-        files = self._entries(names)
+        files = self.entries(names)
         table.put(np.arange(first, first + len(names)), files.reshape(-1, 1))
         table.told = first + len(names)
         if table.told == len(table.files):
@@ -343,7 +343,7 @@ class Hooked:
             return Reply({"know": known is None})
         if int(numbers.max(initial=0)) >= len(known.table.files):
             return Reply({"know": True})
-        return Reply({"know": known.table.put(numbers, self._entries(names).reshape(-1, each))})
+        return Reply({"know": known.table.put(numbers, self.entries(names).reshape(-1, each))})
 
     async def _failed(self, reason: str) -> None:
         """The hook of a program has given up."""
@@ -483,7 +483,7 @@ class Hooked:
             del self._tables[old]
         return table
 
-    def _entries(self, names: Sequence[bytes]) -> Entries:
+    def entries(self, names: Sequence[bytes]) -> Entries:
         """Regular files of the dataset by their paths; _NONE for all others."""
         index, lookup, directories = self._index, self._index.lookup, dict[bytes, int]()
         entries = np.full(len(names), _NONE, dtype=np.uint32)

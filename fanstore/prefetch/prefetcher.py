@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import trio
 
+from fanstore.client.server import Request
 from fanstore.dataset.broker import Broker
 from fanstore.errors import UsageError
 from fanstore.format.codec import CHUNK_BYTES
@@ -31,6 +32,7 @@ from fanstore.prefetch.hooked import Hooked
 from fanstore.prefetch.orderfile import OrderFile
 from fanstore.prefetch.recogniser import Recogniser, streams_of
 from fanstore.prefetch.repetition import Repetition
+from fanstore.prefetch.room import Room
 from fanstore.prefetch.search import Found
 from fanstore.prefetch.specification import Mode, Specification
 from fanstore.prefetch.statement import PathList, specified
@@ -75,6 +77,7 @@ class Prefetcher:
 
     Attributes:
         hooked: orders that programs report. _reported: one of them has, since it was last looked at.
+        room: what programs own.
         _repetition: epochs that begin like one before; _again: those that are expected.
         _pending: chunks for which there was no place in line, and whether they go on to the kernel.
         _bad_lines: of all lists.
@@ -93,10 +96,12 @@ class Prefetcher:
         *,
         rank: int,
         size: int,
+        is_here: Callable[[int], bool] = lambda partition: True,
         arranging: Arranging | None = None,
     ) -> None:
         """``points``: paths by which programs know the mount; ``rank``, ``size``: of this node in its job.
-        ``arranging``: what programs read is rearranged; None if it is not.
+        ``is_here``: this node keeps a partition on its disk. ``arranging``: what programs read is rearranged; None if
+        it is not.
 
         ``opened``: how many files programs have opened without asking the kernel, which is all that is known of these;
         None if no program can.
@@ -117,6 +122,7 @@ class Prefetcher:
         self.hooked = Hooked(
             index, self._follow_report, self._wake, self._tell, lambda: self._opened() is not None, arranging
         )
+        self.room = Room(index, broker, is_here, self.hooked.entries)
         self._reported = False
         self._repetition: Repetition | None = None
         self._again: list[tuple[Stream, array[int]]] = []
@@ -124,6 +130,10 @@ class Prefetcher:
         self._recent: dict[int, deque[int]] = {}
         self._noted_at = 0
         self._left: deque[Stream] = deque(maxlen=_STREAMS_MOST)
+
+    def requests(self) -> Mapping[str, Request]:
+        """Rows for the table of the control socket."""
+        return {**self.hooked.requests(), **self.room.requests()}
 
     # --- life ---
 
@@ -140,6 +150,7 @@ class Prefetcher:
                 else:
                     self._repetition = Repetition()
                     nursery.start_soon(self._recogniser.run)
+                nursery.start_soon(self.room.run)
                 await self._follow(begun)
         except Exception as error:
             log.error("unexpected error: nothing is fetched ahead from now on; please report it", exc_info=error)

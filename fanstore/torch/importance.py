@@ -22,6 +22,7 @@ class ImportanceExchangeSampler(ShuffleSampler):
     """
 
     shuffle = ImportanceExchange
+    reads_own = True
     order: ImportanceExchange
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

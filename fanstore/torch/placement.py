@@ -30,11 +30,11 @@ def job_ownership(
 ) -> Labels | None:
     """The rank of each file, on a node that holds it; None if they are not in a mount. Collective, if it can be."""
     mount = find_mount(paths[0]) if paths else None
-    node = _config(mount)["rank"] if mount is not None else None
+    node = mount_config(mount)["rank"] if mount is not None else None
     if not can_gather(ranks, group):
         if not paths or mount is None:
             return None
-        return _ownership(paths, mount, _assumed_nodes(_config(mount), ranks, rank))
+        return _ownership(paths, mount, _assumed_nodes(mount_config(mount), ranks, rank))
     nodes = gather(node, group)
     if None in nodes:
         return None
@@ -54,7 +54,7 @@ def find_mount(path: str | os.PathLike[str]) -> Path | None:
     return next((parent for parent in real.parents if (parent / _CONTROL / "config.json").exists()), None)
 
 
-def _config(mount: Path) -> dict[str, Any]:
+def mount_config(mount: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((mount / _CONTROL / "config.json").read_bytes())
     return config
 
@@ -71,7 +71,7 @@ def _assumed_nodes(config: dict[str, Any], ranks: int, rank: int) -> list[int]:
 
 
 def _ownership(paths: Sequence[str | os.PathLike[str]], mount: Path, node_of_rank: list[int]) -> Labels:
-    config = _config(mount)
+    config = mount_config(mount)
     described = json.loads((mount / _CONTROL / "nodes.json").read_bytes())["nodes"]
     holders: list[list[int]] = [[] for _ in range(config["partitions"])]
     for node in described:

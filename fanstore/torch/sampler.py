@@ -7,6 +7,7 @@ process of a rank; workers of a DataLoader never see a sampler.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fanstore.order.shuffle import State
 from fanstore.torch.dataset import file_paths
 from fanstore.torch.placement import job_ownership
 from fanstore.torch.ranks import find_rank
+from fanstore.torch.room import Room
 
 
 class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # torch is not there when types are checked
@@ -45,13 +47,15 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
     Attributes:
         order: the shuffle; it also says what is sent and received, and the room that is needed.
         epoch: which is read; ``set_epoch`` sets it.
+        _room: keeps what this rank owns on its node; None if that needs nothing.
         _start: samples of this epoch that were read before the job was restarted.
-        _handed: samples of this epoch that were handed out, those included.
+        _left: what is to be handed out; before ``_end`` in the epoch.
     """
 
     shuffle: type[Shuffle]
-    #: Whether it matters who owns what, and not only how much.
+    #: Whether it matters who owns what, and not only how much; whether a rank reads what it owns, and nothing else.
     is_local = True
+    reads_own = False
 
     def __init__(
         self,
@@ -73,8 +77,11 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
         self.seed = seed
         self.drop_last = drop_last
         samples = len(dataset)
-        if ownership is None and self.is_local:
+        paths = None
+        if self.is_local:
             paths = file_paths(dataset) if files is None else files
+        self._room = Room(paths) if paths and self.reads_own else None
+        if ownership is None and self.is_local:
             if paths is not None and len(paths) != samples:
                 raise UsageError(f"'files' has {len(paths)} paths for {samples} samples; it must have one for each")
             ownership = job_ownership(paths, self.num_replicas, self.rank, group)
@@ -85,7 +92,12 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
         self._ownership = ownership
         self.order = self.shuffle(samples=samples, ranks=self.num_replicas, seed=seed, ownership=ownership, **options)
         self.epoch = 0
-        self._start = self._handed = 0
+        self._stand(0)
+
+    def _stand(self, start: int) -> None:
+        """In the epoch, so many samples were read and no more handed out."""
+        self._start = self._end = start
+        self._left: Iterator[int] = iter([])
 
     @property
     def num_samples(self) -> int:
@@ -105,11 +117,21 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
         return np.resize(own, self.num_samples)
 
     def __iter__(self) -> Iterator[int]:
-        self._handed = self._start
-        for sample in self.samples()[self._start :].tolist():
-            self._handed += 1
-            yield sample
+        samples = self.samples().tolist()
+        if self._room is not None:
+            self._room.own(self._owned(self.samples()[self._start :]))
+        # An iterator over a list, so that the hook of a mount sees the whole epoch in it (client/hook/).
+        self._left, self._end = iter(samples[self._start :]), len(samples)
+        yield from self._left
         self._start = 0
+
+    def _owned(self, reading: Samples) -> Samples:
+        """What this rank reads in this epoch, and what it has got by the end of it, for the next one."""
+        if not self.order.decided(self.epoch):
+            return reading
+        arriving = self.order.exchange(self.epoch, self.rank).received
+        staying = np.flatnonzero(self.order.ownership(self.epoch + 1) == self.rank)
+        return np.concatenate([reading, arriving, staying])
 
     def __len__(self) -> int:
         """How many samples the next iteration gives: after a resume in the middle of an epoch, what is left of it."""
@@ -119,7 +141,7 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
         """To be called before each epoch, by all ranks; otherwise every epoch is like the last one."""
         if at_least(0, epoch, "epoch") != self.epoch:
             self.epoch = epoch
-            self._start = self._handed = 0
+            self._stand(0)
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
         """For a checkpoint; equal on all ranks, so that one of them saves it. Numbers and tensors only.
@@ -128,6 +150,7 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
         handed out, which is more than that while workers of a DataLoader read ahead.
         """
         state = self.order.state(self.epoch)
+        handed = self._end - length_hint(self._left)
         unread = None
         if state.unread is not None:  # a byte for each sample instead of eight
             unread = torch.zeros(self.order.sample_count, dtype=torch.bool)
@@ -137,7 +160,7 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
             "samples": self.order.sample_count,
             "seed": self.seed,
             "epoch": state.epoch,
-            "position": self._handed if position is None else at_least(0, position, "position"),
+            "position": handed if position is None else at_least(0, position, "position"),
             "ranks": state.ranks,
             "ownership": torch.from_numpy(state.ownership.astype(np.int32)),
             "unread": unread,
@@ -170,7 +193,7 @@ class ShuffleSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  #
             order = order.restart(state["epoch"], position, ranks=self.num_replicas, ownership=self._ownership)
             position = 0
         self.order, self.epoch = order, state["epoch"]
-        self._start = self._handed = position
+        self._stand(position)
 
 
 class GlobalShuffleSampler(ShuffleSampler):
@@ -184,12 +207,14 @@ class LocalShuffleSampler(ShuffleSampler):
     """Each rank shuffles the samples that it owns; nothing crosses."""
 
     shuffle = LocalShuffle
+    reads_own = True
 
 
 class PartialLocalShuffleSampler(ShuffleSampler):
     """Each rank reads what it owns and passes on the ``fraction`` of it in every epoch."""
 
     shuffle = PartialLocalShuffle
+    reads_own = True
 
 
 class LocalityAwareSampler(ShuffleSampler):

@@ -562,14 +562,15 @@ bool fsx_broker_want(struct fsx_broker *b, struct fsx_read_counts *mine, uint32_
     const bool ending = b->ending;
     struct fsx_node *node = ending ? NULL : lookup(b, entry, number);
     const bool ready = node != NULL && node->state == READY, joined = node != NULL && !ready;
-    if (node == NULL && !ending)
+    const bool forgets = waiter == NULL && keep == FSX_PASS;
+    if (node == NULL && !ending && !forgets)
         node = insert(b, entry, number);
     if (node == NULL) {
         pthread_mutex_unlock(&b->lock);
         refuse(b, waiter, ending ? EIO : ENOMEM);
         return false;
     }
-    if (keep > node->keep)
+    if (keep > node->keep || (forgets && node->keep == FSX_KEEP))
         set_keep(b, node, keep);
     const bool for_it = waiter != NULL && node->prefetched; /* it was fetched for this one */
     if (waiter != NULL) {

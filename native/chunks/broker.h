@@ -101,7 +101,8 @@ const struct fsx_index *fsx_broker_index(const struct fsx_broker *broker);
 
 /* Deliver chunk `number` of a regular file, which has it. `mine`: this thread may block, and counts there; NULL if it must
  * not. Without a waiter it lands in the cache, if there is room; a thread that must not block leaves that to the line of
- * prefetch.h. Whether it is fetched because of this call; it may have come by then. */
+ * prefetch.h. Without a waiter and with FSX_PASS it is not fetched, and no longer kept if it was to be for as long as there is
+ * room. Whether it is fetched because of this call; it may have come by then. */
 bool fsx_broker_want(struct fsx_broker *broker, struct fsx_read_counts *mine, uint32_t entry, uint32_t number,
                      struct fsx_waiter *waiter, enum fsx_keep keep);
 

@@ -30,8 +30,9 @@ struct fsx_prefetch {
     uint32_t going_on[IN_FLIGHT]; /* files that are in flight and go on then; 0, the root, for none */
 };
 
-/* In a number of the line: it goes on. No file has so many chunks. */
+/* In a number of the line: it goes on; it stays. No file has so many chunks. */
 #define GOES_ON (UINT32_C(1) << 31)
+#define STAYS (UINT32_C(1) << 30)
 
 struct fsx_prefetch *fsx_prefetch_new(struct fsx_broker *broker) {
     struct fsx_prefetch *prefetch = calloc(1, sizeof *prefetch);
@@ -107,8 +108,8 @@ static void begin(struct fsx_prefetch *p) {
         p->again = false;
         for (uint32_t entry, number; next(p, &entry, &number);) {
             uint64_t bytes;
-            const bool goes_on = (number & GOES_ON) != 0;
-            number &= ~GOES_ON;
+            const bool goes_on = (number & GOES_ON) != 0, stays = (number & STAYS) != 0;
+            number &= ~(GOES_ON | STAYS);
             pthread_mutex_unlock(&p->lock);
             bool begun = pays(p->broker, entry, number, &bytes);
             if (begun) {
@@ -118,7 +119,7 @@ static void begin(struct fsx_prefetch *p) {
                 if (goes_on)
                     note_going_on(p, entry);
                 pthread_mutex_unlock(&p->lock);
-                begun = fsx_broker_want(p->broker, NULL, entry, number, NULL, FSX_KEEP_ONCE);
+                begun = fsx_broker_want(p->broker, NULL, entry, number, NULL, stays ? FSX_KEEP : FSX_KEEP_ONCE);
                 pthread_mutex_lock(&p->lock);
                 p->begun += begun;
                 if (!begun) { /* it is there, or somebody else brings it */
@@ -137,11 +138,12 @@ static void begin(struct fsx_prefetch *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
-bool fsx_prefetch_add(struct fsx_prefetch *p, uint32_t entry, uint32_t number, bool into_kernel) {
+bool fsx_prefetch_add(struct fsx_prefetch *p, uint32_t entry, uint32_t number, bool into_kernel, bool stay) {
     pthread_mutex_lock(&p->lock);
     const bool room = p->count < LINE;
     if (room) {
-        p->line[(p->first + p->count) % LINE] = (uint64_t)entry << 32 | number | (into_kernel ? GOES_ON : 0);
+        p->line[(p->first + p->count) % LINE] =
+            (uint64_t)entry << 32 | number | (into_kernel ? GOES_ON : 0) | (stay ? STAYS : 0);
         atomic_store_explicit(&p->waiting, ++p->count, memory_order_relaxed);
     }
     pthread_mutex_unlock(&p->lock);

@@ -33,8 +33,8 @@ struct fsx_prefetch *fsx_prefetch_new(struct fsx_broker *broker);
 void fsx_prefetch_free(struct fsx_prefetch *prefetch);
 
 /* Put a chunk, which exists, at the end of the line; false if the line is full. `into_kernel`: the beginning of the file shall go
- * on to the page cache of the mount. */
-bool fsx_prefetch_add(struct fsx_prefetch *prefetch, uint32_t entry, uint32_t number, bool into_kernel);
+ * on to the page cache of the mount. `stay`: it is kept for as long as there is room, instead of for one use. */
+bool fsx_prefetch_add(struct fsx_prefetch *prefetch, uint32_t entry, uint32_t number, bool into_kernel, bool stay);
 /* How many stand in line or are in flight, and how many were begun so far. */
 uint32_t fsx_prefetch_count(struct fsx_prefetch *prefetch, uint64_t *begun);
 

@@ -322,15 +322,23 @@ static PyObject *broker_refuse(BrokerObject *self, PyObject *args) {
 
 static PyObject *broker_want(BrokerObject *self, PyObject *args) {
     unsigned int entry, number;
-    int into_kernel = 0;
-    if (!PyArg_ParseTuple(args, "II|p", &entry, &number, &into_kernel) || !is_usable(self) ||
+    int into_kernel = 0, stay = 0;
+    if (!PyArg_ParseTuple(args, "II|pp", &entry, &number, &into_kernel, &stay) || !is_usable(self) ||
         !chunk_exists(self, entry, number))
         return NULL;
     bool added;
     Py_BEGIN_ALLOW_THREADS
-    added = fsx_prefetch_add(fsx_broker_prefetch(self->broker), entry, number, into_kernel != 0);
+    added = fsx_prefetch_add(fsx_broker_prefetch(self->broker), entry, number, into_kernel != 0, stay != 0);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(added);
+}
+
+static PyObject *broker_forget(BrokerObject *self, PyObject *args) {
+    unsigned int entry, number;
+    if (!PyArg_ParseTuple(args, "II", &entry, &number) || !is_usable(self) || !chunk_exists(self, entry, number))
+        return NULL;
+    fsx_broker_want(self->broker, NULL, entry, number, NULL, FSX_PASS);
+    Py_RETURN_NONE;
 }
 
 static PyObject *broker_read_ahead_with(BrokerObject *self, PyObject *args) {
@@ -628,7 +636,8 @@ static PyMethodDef broker_methods[] = {
     {"stop", (PyCFunction)broker_stop, METH_O, "stop(limit_ms) -> whether all threads have ended"},
     {"use", (PyCFunction)broker_use, METH_VARARGS, "use(partition, fd, number, verified) -> whether it is read from this file now"},
     {"route", (PyCFunction)broker_route, METH_VARARGS, "route(partition, ranks): ask these for it from now on"},
-    {"want", (PyCFunction)broker_want, METH_VARARGS, "want(entry, chunk, into_kernel=False) -> whether it is in line now: bring it into the cache for one use, if there is room"},
+    {"want", (PyCFunction)broker_want, METH_VARARGS, "want(entry, chunk, into_kernel=False, stay=False) -> whether it is in line now: bring it into the cache for one use, or to stay, if there is room"},
+    {"forget", (PyCFunction)broker_forget, METH_VARARGS, "forget(entry, chunk): it need not stay any more"},
     {"read_ahead_with", (PyCFunction)broker_read_ahead_with, METH_VARARGS,
      "read_ahead_with(socket, process): have files read into the page cache of the mount there"},
     {"end_reading_ahead", (PyCFunction)broker_end_reading_ahead, METH_NOARGS, "end_reading_ahead(): no more of that"},

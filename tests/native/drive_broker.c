@@ -82,10 +82,14 @@ static void *use_broker(void *argument) {
             if (block)
                 fsx_broker_want(broker, &job->counts, piece.entry, chunk, NULL, FSX_KEEP);
             else
-                fsx_prefetch_add(fsx_broker_prefetch(broker), piece.entry, chunk, below(&job->seed, 2) == 0);
+                fsx_prefetch_add(fsx_broker_prefetch(broker), piece.entry, chunk, below(&job->seed, 2) == 0,
+                                 below(&job->seed, 4) == 0);
             break;
         case 1:
-            fsx_broker_want(broker, &job->counts, piece.entry, chunk, NULL, FSX_KEEP_ONCE);
+            if (below(&job->seed, 2) == 0)
+                fsx_broker_want(broker, NULL, piece.entry, chunk, NULL, FSX_PASS);
+            else
+                fsx_broker_want(broker, &job->counts, piece.entry, chunk, NULL, FSX_KEEP_ONCE);
             break;
         case 2:
         case 3:

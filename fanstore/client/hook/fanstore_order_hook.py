@@ -10,7 +10,7 @@ batches, as the daemon says, which holds for all ranks or for none; for that it 
 What else it may do to the program: nothing. It raises nothing, starts no thread, waits for the daemon for a few
 hundredths of a second when a loader is first used and never again, draws no random number (it copies the state of a
 generator), and keeps no object of the program alive. What fails ends the hook for this process. Runs on whatever thread
-iterates a DataLoader; ``_Hook.lock`` guards all of it.
+iterates a DataLoader; ``Hook.lock`` guards all of it.
 """
 
 import collections
@@ -514,6 +514,11 @@ class _Arranged:
         return chosen[0] if single else chosen
 
 
+def _instead(iterator, index):
+    arranged = iterator.__dict__.get(_ARRANGED)
+    return index if arranged is None or arranged.batches is not iterator._sampler_iter else arranged.instead(index)
+
+
 def _path_messages(number, data):
     """The paths of all samples, in whole paths."""
     start = first = 0
@@ -568,8 +573,8 @@ class _Learner:
 # --- the hook ---
 
 
-class _Hook:
-    """The hook of this process.
+class Hook:
+    """The hook of this process; a program that has FanStore may make one for its own loaders (fanstore/torch).
 
     Attributes:
         module: torch's dataloader; classes: of its datasets. below: names of paths.
@@ -577,11 +582,11 @@ class _Hook:
         opened: files that the program opens, while that is looked at. arranges: other samples may be read.
     """
 
-    def __init__(self, module, path, mount):
+    def __init__(self, module, path, mount, arranges):
         self.module = module
         self.classes = sys.modules["torch.utils.data.dataset"]
         self.below = _Below(mount)
-        self.arranges = bool(os.environ.get("FANSTORE_ORDER_LOCALITY"))
+        self.arranges = arranges
         self.opened = None
         self.is_off = False
         self._path = path
@@ -650,6 +655,22 @@ class _Hook:
         self._latest = reading
         return reading
 
+    def next_index(self, iterator, plain):
+        """The next batch of an iterator: what ``plain`` gives, or what is to be read instead."""
+        reading = self.call(self.reading, iterator)
+        if reading is None:
+            return _instead(iterator, plain())
+        self.call(reading.before, iterator)
+        try:
+            index = plain()
+        except StopIteration:
+            self.call(reading.exhausted)
+            raise
+        self.call(reading.arrange, iterator, index)
+        index = _instead(iterator, index)
+        self.call(reading.after, index)
+        return index
+
     def learner(self, fetcher):
         """Whoever looks which files are opened for the batches of a fetcher; None if that need not be known."""
         pid, learner = fetcher.__dict__.get(_ATTRIBUTE, (0, None))
@@ -709,7 +730,8 @@ def find(name, waiting):
 
 def install(module):
     """Have the DataLoaders of this process tell what they read; ``module`` is torch's dataloader."""
-    hook = _Hook(module, os.environ["FANSTORE_ORDER_SOCKET"], os.environ["FANSTORE_MOUNT"])
+    variables, arranges = os.environ, bool(os.environ.get("FANSTORE_ORDER_LOCALITY"))
+    hook = Hook(module, variables["FANSTORE_ORDER_SOCKET"], variables["FANSTORE_MOUNT"], arranges)
     iterator_class, fetcher_class = module._BaseDataLoaderIter, module._utils.fetch._MapDatasetFetcher
     make, next_index, fetch = iterator_class.__init__, iterator_class._next_index, fetcher_class.fetch
 
@@ -717,24 +739,8 @@ def install(module):
         make(self, loader, *arguments, **options)
         hook.call(hook.attach, self, loader)
 
-    def instead(self, index):
-        arranged = self.__dict__.get(_ARRANGED)
-        return index if arranged is None or arranged.batches is not self._sampler_iter else arranged.instead(index)
-
     def hooked_next_index(self):
-        reading = hook.call(hook.reading, self)
-        if reading is None:
-            return instead(self, next_index(self))
-        hook.call(reading.before, self)
-        try:
-            index = next_index(self)
-        except StopIteration:
-            hook.call(reading.exhausted)
-            raise
-        hook.call(reading.arrange, self, index)
-        index = instead(self, index)
-        hook.call(reading.after, index)
-        return index
+        return hook.next_index(self, lambda: next_index(self))
 
     def hooked_fetch(self, index):
         learner = hook.call(hook.learner, self)
