@@ -347,9 +347,10 @@ def settled(reads: Callable[[], dict[str, int]], source: str, wanted: int) -> in
 def run_examples(rank: int, port: int, data: str, *scripts: str) -> None:
     """One of two ranks, which runs scripts one after the other, as torchrun would."""
     without_kernels()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for script in scripts:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for number, script in enumerate(scripts):
         print(Path(script).stem, flush=True)
+        os.environ["MASTER_PORT"] = str(port + number)  # the other rank may not have left the last one
         sys.argv = [script, data, "--epochs", "2"]
         runpy.run_path(script, run_name="__main__")
 
