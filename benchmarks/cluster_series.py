@@ -5,6 +5,7 @@ scaling   1 to 16 hosts with as many files each, a link, a disk and a part of th
 plan      1, 2, 4 and 8 hosts, with and without order, and with too little room, beside what fanstore-plan job says
           from what fanstore-plan measure has measured on the same hosts
 gain      1, 2, 4 and 8 hosts on a shared file system that stays as it is, with and without FanStore (for the README)
+shuffles  8 hosts with half as many files, each shuffle of fanstore.order: what crosses the network, and for how long
 retention 8 hosts with memory for a tenth of the data: what is read from there, beside the most that is possible
 Each job is a box of its own (cluster_job.py). DIR keeps what each has measured; jobs that are in it are not run again,
 so that a series can be measured in pieces (--pieces: so many jobs now). When all are there,
@@ -24,6 +25,7 @@ from typing import Any
 from cluster.nextuse import local_share
 from cluster.planned import compare, plan_table
 from cluster.settings import Settings
+from cluster.shuffles import SHUFFLES, expected
 from harness import machine, record
 from harness.command import BenchmarkError, run
 from harness.record import markdown_table
@@ -104,8 +106,23 @@ def _gain() -> Iterator[Run]:
             yield Run(f"{way}-{hosts}", way, settings.changed(epochs=3, options=("--stage-first",)))
 
 
-SERIES = {"gain": _gain, "epochs": _epochs, "scaling": _scaling, "plan": _plan, "retention": _retention}
+def _shuffles() -> Iterator[Run]:
+    """A fifth of the links is free with global shuffling; half as fast as others, so that two cores suffice."""
+    for name in SHUFFLES:
+        settings = of_hosts(8, files=FILES * 4, compute_us=20_000.0, link_mbit_per_s=60.0, epochs=4, shuffle=name)
+        yield Run(name, "fanstore-auto", settings.changed(options=("--stage-first",)))
+
+
+SERIES = {
+    "gain": _gain,
+    "epochs": _epochs,
+    "scaling": _scaling,
+    "plan": _plan,
+    "retention": _retention,
+    "shuffles": _shuffles,
+}
 TITLES = {
+    "shuffles": "What shuffles read from other nodes, and how long their epochs are",
     "gain": "The same dataset on more hosts, from the shared file system and from FanStore",
     "epochs": "An epoch on a cluster that is bound by computing, in each way to get at the data",
     "scaling": "From 1 to 16 hosts",
@@ -184,6 +201,8 @@ def make_table(name: str, result: dict[str, Any]) -> str:
     ]
     if name == "scaling":
         lines += ["", *_efficiency(jobs)]
+    if name == "shuffles":
+        lines += ["", *_traffic(jobs)]
     if name == "gain":
         lines += ["", *_metadata(jobs)]
     if name == "retention":
@@ -205,6 +224,36 @@ def _efficiency(jobs: dict[str, Any]) -> Iterator[str]:
                 means[value["settings"]["hosts"]] = sum(map(ratio, later)) / len(later)
         rows.append([way, *(f"{means[1] / mean:.3f}" for mean in means.values())])
     yield markdown_table(["hosts", *map(str, means)], rows)
+
+
+def _traffic(jobs: dict[str, Any]) -> Iterator[str]:
+    yield (
+        "Epochs behind the first. Remote: bytes read for the first time after they had come from another node, of all "
+        "bytes read; expected: samples that cross, as the shuffle itself says, those included that come back to where "
+        "their partition is. Nobody says what will be read, but for what hosts own: each remote read of global "
+        "shuffling, locality-aware loading and shards is waited for. Waited: of the time of an epoch, the host that "
+        "waited longest for its files."
+    )
+    yield ""
+    rows = []
+    local = jobs["local"]["epochs"][1:]
+    shortest = sum(epoch["seconds"] for epoch in local) / len(local)
+    for key, value in jobs.items():
+        later = value["epochs"][1:]
+        remote = [epoch["sources"]["remote"]["bytes"] / epoch["bytes"] for epoch in later]
+        waited = [max(host["waited_s"] for host in epoch["hosts"]) / epoch["seconds"] for epoch in later]
+        seconds = sum(epoch["seconds"] for epoch in later) / len(later)
+        rows.append(
+            [
+                key,
+                f"{sum(remote) / len(remote):.3f}",
+                f"{expected(Settings.of(value['settings'])):.3f}",
+                f"{seconds:.2f}",
+                f"{seconds / shortest:.3f}",
+                f"{sum(waited) / len(waited):.3f}",
+            ]
+        )
+    yield markdown_table(["", "remote", "expected", "epoch s", "over local", "waited"], rows)
 
 
 def _metadata(jobs: dict[str, Any]) -> Iterator[str]:

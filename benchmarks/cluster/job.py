@@ -155,7 +155,7 @@ class Job:
         tree = self.served / "tree"
         paths = sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file())
         place = {"shared": hosts.shared / "tree", "copied": hosts.local / "tree"}.get(self.way, hosts.mount)
-        names = ("hosts", "epochs", "batch", "seed", "workers", "ahead", "compute_us", "together", "forget")
+        names = ("hosts", "epochs", "batch", "seed", "workers", "ahead", "compute_us", "together", "forget", "shuffle")
         spec = Spec(
             root=str(place),
             mount=str(hosts.mount) if self.way.startswith("fanstore") else "",

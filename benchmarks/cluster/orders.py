@@ -37,6 +37,7 @@ class Spec:
     compute_us: float
     together: bool
     forget: bool
+    shuffle: str
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from cluster.hosts import statistics
 from cluster.meeting import Place
 from cluster.orders import Spec
+from cluster.shuffles import Shuffled
 
 #: Seconds that a batch may take.
 _LIMIT_S = 240.0
@@ -31,6 +32,7 @@ class Reader:
         self._spec, self._rank = spec, rank
         self._place = Place(spec.meeting)
         self._read_us: list[float] = []
+        self._shuffled = Shuffled(spec, rank) if spec.shuffle else None
 
     def _read(self, number: int) -> int:
         begin_s = time.perf_counter()
@@ -61,7 +63,7 @@ class Reader:
 
     def epoch(self, number: int) -> dict[str, Any]:
         spec = self._spec
-        order = spec.order(number, self._rank)
+        order = spec.order(number, self._rank) if self._shuffled is None else self._shuffled.begin(number)
         batches = [order[start : start + spec.batch] for start in range(0, len(order), spec.batch)]
         mount = Path(spec.mount)
         before = statistics(mount) if spec.mount else {}

@@ -40,6 +40,7 @@ class Settings:
         together: hosts wait for each other after every batch, as where gradients are averaged.
         forget: a reader drops what it has read from the kernel's page cache, as if the dataset were much larger than
             memory.
+        shuffle: the order, one of those in shuffles.py instead of torch's DistributedSampler; with fanstore-auto only.
         options: more of them for fanstore-mount.
     """
 
@@ -63,6 +64,7 @@ class Settings:
     compute_us: float = 10_000.0
     together: bool = True
     forget: bool = True
+    shuffle: str = ""
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

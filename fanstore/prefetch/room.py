@@ -30,6 +30,7 @@ class Room:
     Attributes:
         _told: by client, the paths that it is telling; _own: the files that it has told.
         _owners: how many clients own a file that is kept. _line: chunks that are to be brought.
+        _left: files that nobody owns any more; what of them was under way then will have to be let go, too.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Room:
         self._own: dict[Client, list[int]] = {}
         self._owners = Counter[int]()
         self._line = deque[tuple[int, int]]()
+        self._left: list[int] = []
         self._bytes = 0
         self._wanted = trio.Event()
 
@@ -89,9 +91,15 @@ class Room:
             if self._owners[file] == 0 and file in self._owners:
                 del self._owners[file]
                 self._bytes -= self._index.size[file]
+                self._left.append(file)
+        self._let_go()
+        self._wanted.set()
+
+    def _let_go(self) -> None:
+        for file in self._left:
+            if not self._owners[file]:
                 for number in range(self._chunks(file)):
                     self._broker.forget(file, number)
-        self._wanted.set()
 
     def _chunks(self, file: int) -> int:
         return -(-self._index.size[file] // CHUNK_BYTES)
@@ -106,8 +114,12 @@ class Room:
         while True:
             await self._wanted.wait()
             self._wanted = trio.Event()
-            while self._line:
-                for _ in range(max(0, _IN_LINE - self._broker.cache()["in_line"])):
+            while self._line or self._left:
+                in_line = self._broker.cache()["in_line"]
+                if in_line == 0:
+                    self._let_go()
+                    self._left.clear()
+                for _ in range(max(0, _IN_LINE - in_line)):
                     if not self._line:
                         break
                     file, number = self._line.popleft()
