@@ -219,6 +219,8 @@ def test_ranks_of_a_job_tell_their_paths_once(reports: Reports) -> None:
     assert not any(reports.epoch(0, client=other, **distributed(3, 0, 0)) for other in others)
     reports.paths()
     assert len(reports.streams) == 4
+    reports.ask("order-paths", others[0], loader=0, first=0, paths=PATHS[5])  # it was not heard that they are known
+    assert len(reports.streams) == 4
     for client in (reports.client, *others[:2]):
         client.at_end.close()
     assert [stream.closed for stream in reports.streams] == [True, True, True, False]
