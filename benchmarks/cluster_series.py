@@ -231,7 +231,8 @@ def _traffic(jobs: dict[str, Any]) -> Iterator[str]:
         "Epochs behind the first. Remote: bytes read for the first time after they had come from another node, of all "
         "bytes read; expected: samples that cross, as the shuffle itself says, those included that come back to where "
         "their partition is. Nobody says what will be read, but for what hosts own: each remote read of global "
-        "shuffling, locality-aware loading and shards is waited for. Waited: of the time of an epoch, the host that "
+        "shuffling, locality-aware loading and shards is waited for. What is fetched between two epochs, as they are "
+        "told, is in no epoch's links. Waited: of the time of an epoch, the host that "
         "waited longest for its files."
     )
     yield ""

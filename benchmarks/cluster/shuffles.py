@@ -36,7 +36,7 @@ SHUFFLES: dict[str, tuple[Callable[..., Shuffle], bool]] = {
     "importance 0.1, pairs": (partial(ImportanceExchange, fraction=0.1, pairing=True, lagging=False), True),
     "importance 0.1, lagging pairs": (partial(ImportanceExchange, fraction=0.1, pairing=True, lagging=True), True),
     "locality-aware": (LocalityAware, False),
-    "shards": (partial(ShardShuffle, buffer=200), False),
+    "shards": (partial(ShardShuffle, buffer=200, shards=32), False),
 }
 #: Bytes of paths in one message.
 _MESSAGE_BYTES = 60_000
