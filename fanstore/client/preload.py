@@ -22,7 +22,7 @@ LIBRARY = Path(_native.__file__).with_name("libfanstore-io.so")
 DIRECTORY_NAME = "preload"
 STATE_VARIABLE = "FANSTORE_PRELOAD_STATE"
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"FSXSTATE"
 #: Magic, version, ended, uid, gid, device, verify, writable, entries, partitions, marks, index, hidden, points,
 #: unmounted, blocks, files, shares.
@@ -54,6 +54,7 @@ class Described:
         points: the mount point: its real path, and perhaps the path that was given.
         partitions: how many; marks: entries and chunk records. unmounted: there is no mount at ``points``.
         blocks, files: what statfs says. shares: the daemon shows its chunk cache.
+        waits: who closes an output is to say so.
     """
 
     device: int
@@ -70,6 +71,7 @@ class Described:
     blocks: int = 0
     files: int = 0
     shares: bool = False
+    waits: bool = False
 
 
 class PreloadState:
@@ -107,7 +109,7 @@ class PreloadState:
             described.gid,
             described.device,
             described.verify,
-            described.writable,
+            described.writable | described.waits << 1,
             described.entries,
             described.partitions,
             described.marks,

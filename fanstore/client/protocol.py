@@ -38,11 +38,13 @@ class ControlError(FanstoreError):
 
     Attributes:
         code: why, for programs (docs/protocol.md).
+        number: the error number that a call of a program is to fail with; 0 if there is none that says more.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, number: int = 0) -> None:
         super().__init__(message)
         self.code = code
+        self.number = number
 
 
 def packets(number: int, message: dict[str, Any]) -> Iterator[bytes]:

@@ -70,21 +70,23 @@ class Request:
     """A row of the table: what is called, with exactly these arguments. The handler may raise ControlError.
 
     ``client``: the handler is given the ``Client`` before them. It answers nothing if it returns None.
+    ``waits``: it may take long without doing anything, and does not count among those that are handled at a time.
     """
 
     handler: Callable[..., Awaitable[Reply | None]]
     arguments: Mapping[str, type] = field(default_factory=dict)
     client: bool = False
+    waits: bool = False
 
 
 class _LastWordsError(ControlError):
     """The client is told, and cut off: it is none of ours, or of another version.
 
     Attributes:
-        number: of the request that this answers; 0 if there is none.
+        request: number of the request that this answers; 0 if there is none.
     """
 
-    number = 0
+    request = 0
 
 
 class ControlServer:
@@ -150,7 +152,7 @@ class ControlServer:
                     self._admit(connection)
                     await self._talk(connection, requests)
                 except _LastWordsError as error:
-                    await self._refuse(connection, error.number, error)
+                    await self._refuse(connection, error.request, error)
                     _hang_up(connection)
         except (OSError, trio.TooSlowError) as error:
             log.debug("a client of the control socket was cut off: %r", error)
@@ -180,7 +182,7 @@ class ControlServer:
                 try:
                     reply = await self._answer(body, requests, client if greeted else None)
                 except _LastWordsError as error:
-                    error.number = number
+                    error.request = number
                     raise
                 except ControlError as error:
                     await self._refuse(connection, number, error)
@@ -196,7 +198,8 @@ class ControlServer:
     async def _refuse(self, connection: socket.socket, number: int, error: ControlError) -> None:
         self._refused += 1
         log.debug("refused on the control socket: %s", error)
-        await _send(connection, number, Reply({"error": error.code, "message": str(error)}))
+        values: dict[str, object] = {"error": error.code, "message": str(error)}
+        await _send(connection, number, Reply(values | ({"errno": error.number} if error.number else {})))
 
     async def _answer(self, body: bytes, requests: Mapping[str, Request], client: Client | None) -> Reply | None:
         """``client``: None before it has said hello."""
@@ -218,7 +221,7 @@ class ControlServer:
         if message.keys() != wanted.keys() or any(type(message[key]) is not wanted[key] for key in wanted):
             needs = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no arguments"
             raise ControlError("arguments", f"the request {name} needs: {needs}")
-        async with self._slots:
+        async with contextlib.nullcontext() if request.waits else self._slots:
             return await request.handler(*((client,) if request.client else ()), **message)
 
 

@@ -54,7 +54,7 @@ class Interception:
         self._readahead = CopyReadahead(self._copies)
         statistics.add_section("intercepted", self._statistics)
 
-    async def open(self, mount: Mount, given: Path, verify: Verify, writable: bool) -> Path:
+    async def open(self, mount: Mount, given: Path, verify: Verify, *, writable: bool, waits: bool) -> Path:
         """The directory that a program is to be told of; made if it is the first. Raises PreloadError."""
         self._readahead.begin()
         async with self._lock:
@@ -73,6 +73,7 @@ class Interception:
                     gid=os.getegid(),
                     verify=_VERIFY[verify],
                     writable=writable,
+                    waits=waits,
                     hidden=index.lookup(0, CONTROL_NAME),
                     points=points,
                     entries=index.entry_count,

@@ -24,9 +24,11 @@ def requests(
     end: Callable[[bool], None],
     interception: Interception,
     intercept: Callable[[], Awaitable[Path]],
-    orders: Mapping[str, Request],
+    others: Mapping[str, Request],
 ) -> Mapping[str, Request]:
-    """The table, for one mount; ``intercept`` makes what preloaded programs need, ``orders`` is what they report.
+    """The table, for one mount; ``intercept`` makes what preloaded programs need.
+
+    ``others``: what programs report of their order, and what they write where there is no mount.
 
     ``end``: take the mount away, or what stands for one, also if it is in use or not. In a thread; raises MountError.
     """
@@ -101,5 +103,5 @@ def requests(
         "preload": Request(preload),
         "stat": Request(stat, {"name": str}),
         "unmount": Request(take_away, {"lazy": bool}),
-        **orders,
+        **others,
     }

@@ -59,6 +59,7 @@ from fanstore.fuse.signals import Signals, ending_signals, log_one, stopped_by
 from fanstore.fuse.startwatch import StartWatch
 from fanstore.fuse.supervised import Supervised
 from fanstore.fuse.unmounted import describe_unmounted
+from fanstore.fuse.unmountedoutputs import UnmountedOutputs
 from fanstore.fuse.writing import OutputLife
 from fanstore.job.job import Job, NodeState
 from fanstore.job.job_directory import JobDirectory
@@ -153,6 +154,7 @@ class _Session:
         _begun, _prefetcher: which files are read, and what is fetched ahead; None with ``--order off``.
         _interception: programs that read by themselves.
         _bound: of the memory cache.
+        _unmounted: outputs of programs without a mount; None with one, or if they cannot write.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class _Session:
         self._begun: Begun | None = None
         self._prefetcher: Prefetcher | None = None
         self._life = None if settings.writing is None else OutputLife(settings.writing)
+        self._unmounted: UnmountedOutputs | None = None
         self._ending = Ending(self._life, settings.success)
         self._reporting = Reporting(settings.publishing, self._statistics)
         self._dataset_use = DatasetUse(settings.prepared.directory, settings.mountpoint)
@@ -349,7 +352,11 @@ class _Session:
         if settings.order != "off":
             self._make_prefetcher(prepared, node, job, point, order_file)
         if self._life is not None and self._directory is not None:
-            self._life.build(node, job, self._directory, self._statistics)
+            outputs = self._life.build(node, job, self._directory, self._statistics)
+            if settings.no_fuse:
+                operations = OutputOperations(node.namespace, node.broker, node.control, self._statistics, outputs)
+                self._unmounted = UnmountedOutputs(operations, outputs)
+                self._cleanup.callback(self._unmounted.close)
         if settings.no_fuse:
             self._statistics.without_engine = "none"
         elif native:
@@ -498,8 +505,11 @@ class _Session:
                     end = functools.partial(self._take_away, mount, ended, trio.lowlevel.current_trio_token())
                     orders = {} if self._prefetcher is None else self._prefetcher.requests()
                     intercept = functools.partial(self._intercept, mount)
-                    table = requests(node.control, end, self._interception, intercept, orders)
+                    writes = {} if self._unmounted is None else self._unmounted.requests()
+                    table = requests(node.control, end, self._interception, intercept, {**orders, **writes})
                     nursery.start_soon(self._control.run, table)
+                if self._unmounted is not None:
+                    nursery.start_soon(self._unmounted.run)
                 if self._life is not None and self._life.outputs is not None:
                     nursery.start_soon(self._life.outputs.run)
                 if self._prefetcher is not None and self._begun is not None:
@@ -591,7 +601,14 @@ class _Session:
 
     async def _intercept(self, mount: Mount) -> Path:
         settings = self._settings
-        return await self._interception.open(mount, settings.mountpoint, settings.verify, settings.writing is not None)
+        outputs = None if self._life is None else self._life.outputs
+        return await self._interception.open(
+            mount,
+            settings.mountpoint,
+            settings.verify,
+            writable=outputs is not None,
+            waits=outputs is not None and outputs.waits,
+        )
 
     def _take_away(self, mount: Mount, ended: _Ended, token: trio.lowlevel.TrioToken, lazy: bool) -> None:
         """For a client. In a thread. Raises MountError."""

@@ -48,6 +48,10 @@ class Engine:
         """A new output is open; its handle. That is not the inode if it is written with direct I/O."""
         return inode
 
+    def is_written(self, inode: int) -> bool:
+        """Does a program have the content open that writes without asking?"""
+        return False
+
     def drop(self, inode: int) -> None:
         """The content of an output is not here any more, or is another one: to be called after that, not before."""
 

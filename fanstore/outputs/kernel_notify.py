@@ -126,6 +126,10 @@ class KernelNotify(Observer):
         """The handle of a new output."""
         return self._engine.open(inode, flags)
 
+    def is_written(self, inode: int) -> bool:
+        """Does a program have the content of an output open that writes without asking?"""
+        return self._engine.is_written(inode)
+
     def drop_content(self, inode: int) -> None:
         """The content of an output is not needed here any more."""
         self._contents.remove(inode)

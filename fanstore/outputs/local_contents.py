@@ -14,7 +14,10 @@ sets, so that the next write leaves a trace in any case. Nobody but recovery.py 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +26,7 @@ from typing import NamedTuple
 #: Longer than a tick of any file system's clock.
 RACY_NS = 20_000_000
 
-_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Stamp(NamedTuple):
@@ -92,9 +95,26 @@ class LocalContents:
         stamp = Stamp(found.st_size, found.st_ctime_ns, found.st_mtime_ns)
         return Content(found.st_size, found.st_blocks, mtime_ns, stamp)
 
+    def has_writer(self, inode: int) -> bool:
+        """Has anybody the content open for writing? The kernel gives no lease for reading then."""
+        try:
+            fd = self.open(inode)
+        except FileNotFoundError:
+            return False
+        try:
+            # Of somebody who opens it for writing meanwhile the kernel tells by a signal: by one that means nothing.
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGWINCH)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+        finally:
+            os.close(fd)
+        return False
+
     def make(self, inode: int) -> None:
         """New, empty content. Raises OSError."""
-        os.close(os.open(name_of(inode), _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.directory_fd))
+        os.close(os.open(name_of(inode), os.O_RDWR | _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.directory_fd))
 
     def remove(self, inode: int) -> None:
         """The content is not needed here any more."""
@@ -105,9 +125,9 @@ class LocalContents:
         except FileNotFoundError:
             return
 
-    def open(self, inode: int) -> int:
-        """A descriptor for reading and writing. Raises OSError; FileNotFoundError if the content is not here."""
-        return os.open(name_of(inode), _FLAGS, dir_fd=self.directory_fd)
+    def open(self, inode: int, access: int = os.O_RDONLY) -> int:
+        """A descriptor, with these flags. Raises OSError; FileNotFoundError if the content is not here."""
+        return os.open(name_of(inode), access | _FLAGS, dir_fd=self.directory_fd)
 
     def read(self, inode: int, offset: int, length: int) -> bytes:
         """Bytes of a content that is here; short at its end. Raises OSError."""
@@ -119,7 +139,7 @@ class LocalContents:
 
     def write(self, inode: int, offset: int, data: bytes) -> int:
         """Write into a content that is here; how much of it, which is less only if the disk is full. Raises OSError."""
-        fd = self.open(inode)
+        fd = self.open(inode, os.O_RDWR)
         try:
             view, done = memoryview(data), 0
             while done < len(view):
@@ -135,7 +155,7 @@ class LocalContents:
 
     def resize(self, inode: int, size: int) -> None:
         """Cut or extend a content that is here. Raises OSError."""
-        fd = self.open(inode)
+        fd = self.open(inode, os.O_RDWR)
         try:
             os.ftruncate(fd, size)
         finally:

@@ -27,7 +27,7 @@ from fanstore.outputs.engine import Engine
 from fanstore.outputs.journal import Journal
 from fanstore.outputs.kernel_notify import KernelNotify
 from fanstore.outputs.local_contents import RACY_NS, LocalContents, Stamp
-from fanstore.outputs.output import END_OUTPUT, FIRST_OUTPUT, Output
+from fanstore.outputs.output import END_OUTPUT, FIRST_OUTPUT, SHARED, Output
 from fanstore.outputs.output_dir import Found, OutputDir
 from fanstore.outputs.path_limit import PathLimit
 from fanstore.outputs.remote_contents import RemoteContents
@@ -195,8 +195,8 @@ class Outputs(Observer):
             self.contents.set_clean(operation[1], stamp)
 
     def _supersede(self, inode: int) -> None:
-        """Another node has made a newer content known: ours is old, unless it was changed here as well."""
-        if self.contents.is_known(inode):
+        """Another node has made a newer content known: ours is old, unless it was changed here as well, or will be."""
+        if self.contents.is_known(inode) and not self.kernel.is_written(inode):
             self.kernel.drop_content(inode)
 
     def _set_time(self, inode: int, mtime_ns: int) -> None:
@@ -346,6 +346,19 @@ class Outputs(Observer):
         """A program has closed an output. Until all nodes know it; if nobody waits for that, nobody needs to know."""
         if self.waits:
             await self._make_known(inode, urgent=False)
+
+    async def release(self, inode: int) -> None:
+        """The same when a program has let go of an output and may not have said so; it mostly has. Raises RefusedError.
+
+        What it has written so shortly after closing that the content looks the same is seen here and copied.
+        """
+        if not self.waits or self.contents.find(inode) is None or self.kernel.is_written(inode):
+            return
+        output = self.tree.outputs.get(inode)
+        if not self.contents.is_known(inode):
+            await self._make_known(inode, urgent=False)
+        elif output is not None and output.version > 0 and output.holder not in (self.rank, SHARED):
+            self._supersede(inode)  # which had to wait, unless it was brought here to be read
 
     async def sync(self, inode: int) -> None:
         """fsync: the content is safe when this returns. Raises RefusedError, OSError."""

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "preload/next.h"
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 _Static_assert(sizeof(struct dirent) == sizeof(struct dirent64), "one layout on 64 bits");
@@ -20,9 +21,13 @@ _Static_assert(sizeof(struct dirent) == sizeof(struct dirent64), "one layout on 
 struct stream {
     int32_t negative; /* NOT_A_DESCRIPTOR */
     uint32_t tag;     /* TAG */
-    uint32_t entry;    /* that of entries: the control directory */
+    int64_t entry;     /* that of entries: the control directory */
     int fd;            /* of the directory on the mount or what stands for it, -1 as long as nobody has asked for it */
-    uint64_t position; /* 0 ".", 1 "..", then the children: as the mount counts */
+    uint64_t position; /* 0 ".", 1 "..", then the children: as the mount counts; outputs come last */
+    struct fsx_listed *outputs; /* as they were when the listing began; NULL for none */
+    size_t outputs_bytes;
+    uint64_t reached; /* number of the output that begins at `reached_at` */
+    size_t reached_at;
     struct dirent found;
 };
 #define NOT_A_DESCRIPTOR (-2)
@@ -33,11 +38,31 @@ static struct stream *ours(DIR *directory) {
     return stream != NULL && stream->negative == NOT_A_DESCRIPTOR && stream->tag == TAG ? stream : NULL;
 }
 
+/* Those that are there now; false with errno. */
+static bool list_outputs(struct stream *stream) {
+    free(stream->outputs);
+    stream->outputs = NULL;
+    stream->reached = stream->reached_at = 0;
+    if (!fsx_outputs_on() || fsx_is_control(stream->entry))
+        return true;
+    const int kept = errno;
+    errno = 0;
+    stream->outputs = fsx_output_list(stream->entry, &stream->outputs_bytes);
+    if (stream->outputs == NULL && errno != 0)
+        return false;
+    errno = kept;
+    return true;
+}
+
 static DIR *make_stream(int64_t entry, int fd) {
     struct stream *stream = malloc(sizeof *stream);
     if (stream == NULL)
         return NULL;
-    *stream = (struct stream){.negative = NOT_A_DESCRIPTOR, .tag = TAG, .entry = (uint32_t)entry, .fd = fd};
+    *stream = (struct stream){.negative = NOT_A_DESCRIPTOR, .tag = TAG, .entry = entry, .fd = fd};
+    if (!list_outputs(stream)) {
+        free(stream);
+        return NULL;
+    }
     fsx_count(FSX_LISTINGS, 1);
     return (DIR *)(void *)stream;
 }
@@ -105,33 +130,67 @@ static struct dirent *next_of_control(struct stream *stream) {
     return found;
 }
 
+static struct dirent *found_one(struct stream *stream, ino_t inode, uint32_t mode, const char *name, size_t bytes) {
+    struct dirent *found = &stream->found;
+    found->d_ino = inode;
+    found->d_off = (off_t)++stream->position;
+    found->d_type = (uint8_t)((mode & S_IFMT) >> 12);
+    memcpy(found->d_name, name, bytes);
+    found->d_name[bytes] = '\0';
+    found->d_reclen = (uint16_t)((offsetof(struct dirent, d_name) + bytes + 1 + 7) / 8 * 8);
+    return found;
+}
+
+/* The output of this number, from the first one on. */
+static struct dirent *next_output(struct stream *stream, uint64_t number) {
+    if (number < stream->reached)
+        stream->reached = stream->reached_at = 0;
+    for (;;) {
+        if (stream->outputs == NULL || stream->reached_at >= stream->outputs_bytes)
+            return NULL;
+        if (stream->reached == number)
+            break;
+        const struct fsx_listed *passed = (const void *)((const char *)stream->outputs + stream->reached_at);
+        stream->reached_at += sizeof *passed + passed->bytes;
+        stream->reached++;
+    }
+    const struct fsx_listed *each = (const void *)((const char *)stream->outputs + stream->reached_at);
+    return found_one(stream, each->inode, each->mode, each->name, each->bytes);
+}
+
+/* Of a directory that is an output. */
+static struct dirent *next_in_output(struct stream *stream) {
+    if (stream->position >= 2)
+        return next_output(stream, stream->position - 2);
+    struct fsx_way way;
+    int64_t entry = stream->position == 0 ? stream->entry : fsx_output_child(stream->entry, "..", 2, &way);
+    if (entry < 0) /* it was removed */
+        entry = stream->entry;
+    return found_one(stream, fsx_output_inode(entry), S_IFDIR, "..", (size_t)stream->position + 1);
+}
+
 /* The next name; NULL at the end. */
 static struct dirent *next_of(struct stream *stream) {
     const struct fsx_index *x = &fsx_at.index;
-    const uint32_t directory = stream->entry;
-    struct dirent *found = &stream->found;
     const char *name = stream->position == 0 ? "." : "..";
     size_t bytes = stream->position + 1;
-    if (fsx_is_control(directory))
+    if (fsx_is_control(stream->entry))
         return next_of_control(stream);
+    if (fsx_is_output(stream->entry))
+        return next_in_output(stream);
+    const uint32_t directory = (uint32_t)stream->entry;
     uint32_t entry = stream->position == 0 ? directory : x->parent[directory];
     if (stream->position >= 2) {
         while (stream->position - 2 < x->count[directory] &&
                x->first[directory] + (stream->position - 2) == fsx_at.state->hidden)
             stream->position++;
         if (stream->position - 2 >= x->count[directory])
-            return NULL;
+            return next_output(stream, stream->position - 2 - x->count[directory]);
         entry = x->first[directory] + (uint32_t)(stream->position - 2);
         name = (const char *)x->names + x->nameoff[entry];
         bytes = (size_t)(x->nameoff[entry + 1] - x->nameoff[entry]);
     }
-    found->d_ino = (ino_t)x->inode[entry] + 1;
-    found->d_off = (off_t)++stream->position;
-    found->d_type = (uint8_t)((x->mode[entry] & S_IFMT) >> 12);
-    memcpy(found->d_name, name, bytes);
-    found->d_name[bytes] = '\0';
-    found->d_reclen = (uint16_t)((offsetof(struct dirent, d_name) + bytes + 1 + 7) / 8 * 8);
-    return found;
+    return found_one(stream, (ino_t)x->inode[entry] + 1, x->mode[entry], name, bytes);
 }
 
 FSX_CALL struct dirent *readdir(DIR *directory) {
@@ -161,10 +220,12 @@ READDIR_R(readdir64_r, dirent64)
 
 FSX_CALL void rewinddir(DIR *directory) {
     struct stream *stream = ours(directory);
-    if (stream != NULL)
-        stream->position = 0;
-    else
+    if (stream == NULL) {
         NEXT(rewinddir)(directory);
+        return;
+    }
+    stream->position = 0;
+    list_outputs(stream); /* without them, if the daemon has gone */
 }
 FSX_CALL void seekdir(DIR *directory, long position) {
     struct stream *stream = ours(directory);
@@ -201,6 +262,7 @@ FSX_CALL int closedir(DIR *directory) {
         return NEXT(closedir)(directory);
     if (stream->fd >= 0)
         close(stream->fd);
+    free(stream->outputs);
     free(stream);
     return 0;
 }

@@ -12,12 +12,13 @@
 #include <unistd.h>
 
 #include "preload/next.h"
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 #define BLOCK_BYTES 4096
 #define FUSE_MAGIC 0x65735546
-/* ST_VALID, and how a mount is made: read-only, without set-user-ID programs and devices, relatime. */
-#define MOUNT_FLAGS (0x20 | ST_RDONLY | ST_NOSUID | ST_NODEV | 0x1000)
+/* ST_VALID, and how a mount is made: without set-user-ID programs and devices, relatime, and mostly read-only. */
+#define MOUNT_FLAGS (0x20ul | ST_NOSUID | ST_NODEV | 0x1000 | (fsx_outputs_on() ? 0ul : ST_RDONLY))
 
 static int fail(int error) {
     errno = error;
@@ -36,7 +37,9 @@ static ssize_t translated(ssize_t length, char *target, size_t room) {
     int64_t entry = fsx_memfd_entry(path);
     if (entry < 0)
         entry = fsx_tree_entry(path);
-    if (entry < 0 || !fsx_path_of((uint32_t)entry, path))
+    if (entry < 0)
+        entry = fsx_content_entry(path);
+    if (entry < 0 || !fsx_path_of(entry, path))
         return length;
     const size_t bytes = strlen(path) < room ? strlen(path) : room;
     memcpy(target, path, bytes);
@@ -53,7 +56,8 @@ static ssize_t read_link(int directory, const char *path, char *target, size_t r
     if (entry < 0 || !S_ISLNK(fsx_mode_of(entry)) || room == 0 || room > SSIZE_MAX)
         return fail(entry < 0 ? way->error : EINVAL);
     const char *found;
-    const size_t length = fsx_link_target(entry, &found);
+    char kept[FSX_STATE_PATH];
+    const size_t length = fsx_link_target(entry, kept, &found);
     const size_t bytes = length < room ? length : room;
     memcpy(target, found, bytes);
     return (ssize_t)bytes;
@@ -88,7 +92,7 @@ FSX_CALL ssize_t __readlinkat_chk(int directory, const char *path, char *target,
 /* The working directory, if it is one of the dataset. */
 static bool is_within(char path[FSX_STATE_PATH]) {
     const int64_t entry = fsx_unmounted ? fsx_directory_entry(AT_FDCWD) : -1;
-    return entry >= 0 && fsx_path_of((uint32_t)entry, path);
+    return entry >= 0 && fsx_path_of(entry, path);
 }
 
 FSX_CALL char *getcwd(char *target, size_t room) {
@@ -133,7 +137,7 @@ static bool say_real(const char *path, char **target, struct fsx_way *way) {
         return true;
     }
     const char *name = fsx_control_name(entry);
-    const bool fits = fsx_path_of(fsx_is_control(entry) ? fsx_at.index.entries : (uint32_t)entry, found) &&
+    const bool fits = fsx_path_of(fsx_is_control(entry) ? fsx_at.index.entries : entry, found) &&
                       strlen(found) + (name != NULL ? strlen(name) + 1 : 0) < sizeof found;
     if (!fits) {
         errno = ENAMETOOLONG;
@@ -183,6 +187,8 @@ static ssize_t ask_value(int64_t entry, const char *name, void *value, size_t ro
 
 static ssize_t get_attribute(int64_t entry, const char *name, void *value, size_t room) {
     bool known = false;
+    if (fsx_is_output(entry))
+        return fsx_output_attribute(entry, name, value, room);
     for (const char *each = XATTRS; each < XATTRS + sizeof XATTRS && name != NULL; each += strlen(each) + 1)
         known = known || strcmp(each, name) == 0;
     if (!known || fsx_is_control(entry) || !S_ISREG(fsx_mode_of(entry)))
@@ -191,6 +197,8 @@ static ssize_t get_attribute(int64_t entry, const char *name, void *value, size_
 }
 
 static ssize_t list_attributes(int64_t entry, char *names, size_t room) {
+    if (fsx_is_output(entry))
+        return fsx_output_attribute(entry, NULL, names, room);
     if (fsx_is_control(entry) || !S_ISREG(fsx_mode_of(entry)))
         return 0;
     if (room != 0 && room < sizeof XATTRS)
@@ -268,8 +276,17 @@ static int fill_statfs(void *target) {
     about->f_blocks = fsx_at.state->blocks;
     about->f_files = fsx_at.state->files;
     about->f_namelen = FSX_NAME_MAX;
-    about->f_flags = MOUNT_FLAGS;
-    return 0;
+    about->f_flags = (long)MOUNT_FLAGS;
+    uint64_t numbers[6];
+    const int error = fsx_outputs_on() ? fsx_output_statfs(numbers) : 0;
+    if (error == 0 && fsx_outputs_on()) {
+        about->f_blocks = numbers[0];
+        about->f_bfree = numbers[1];
+        about->f_bavail = numbers[2];
+        about->f_files = numbers[3];
+        about->f_ffree = numbers[4];
+    }
+    return error == 0 ? 0 : fail(error);
 }
 
 static int fill_statvfs(void *target) {
@@ -280,7 +297,16 @@ static int fill_statvfs(void *target) {
     about->f_files = fsx_at.state->files;
     about->f_namemax = FSX_NAME_MAX;
     about->f_flag = MOUNT_FLAGS & ~0x20ul;
-    return 0;
+    uint64_t numbers[6];
+    const int error = fsx_outputs_on() ? fsx_output_statfs(numbers) : 0;
+    if (error == 0 && fsx_outputs_on()) {
+        about->f_blocks = numbers[0];
+        about->f_bfree = numbers[1];
+        about->f_bavail = numbers[2];
+        about->f_files = numbers[3];
+        about->f_ffree = about->f_favail = numbers[4];
+    }
+    return error == 0 ? 0 : fail(error);
 }
 
 #define FILE_SYSTEM(name, type, fill)                      \

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "preload/next.h"
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 /* Flags with which a regular file is opened here; with others the mount is asked. */
@@ -24,20 +25,20 @@
 #define NEEDS_MODE(flags) (((flags) & O_CREAT) != 0 || ((flags) & O_TMPFILE) == O_TMPFILE)
 
 /* Opened here: the descriptor, or -1 with errno; -2: pass it on. */
-static int open_here(int directory, const char *path, int flags, struct fsx_way *way) {
+static int open_here(int directory, const char *path, int flags, mode_t mode, struct fsx_way *way) {
     way->path = path;
     if (directory != AT_FDCWD && directory >= 0 && path != NULL && path[0] != '/')
         fsx_promote(directory); /* not a directory, which the kernel is to say */
     if (fsx_unmounted)
-        return fsx_open_unmounted(directory, path, flags, false, way);
+        return fsx_open_unmounted(directory, path, flags, mode, false, way);
     const int64_t entry = fsx_resolve(directory, path);
     if (entry == FSX_ELSEWHERE) {
         fsx_promote_named(path);
         return -2;
     }
     if (entry >= 0 && (flags & ~KNOWN_FLAGS) == 0) {
-        const uint32_t mode = fsx_at.index.mode[entry];
-        if (S_ISREG(mode) && (mode & S_IRUSR) != 0 && fsx_bytes_here((uint32_t)entry)) {
+        const uint32_t its = fsx_at.index.mode[entry];
+        if (S_ISREG(its) && (its & S_IRUSR) != 0 && fsx_bytes_here((uint32_t)entry)) {
             const int fd = fsx_open_entry((uint32_t)entry, flags);
             if (fd != -2) {
                 if (fd >= 0)
@@ -52,19 +53,24 @@ static int open_here(int directory, const char *path, int flags, struct fsx_way 
     return -2;
 }
 
-#define OPEN(name)                                             \
-    FSX_CALL int name(const char *path, int flags, ...) {      \
-        struct fsx_way way;                                    \
-        const int fd = open_here(AT_FDCWD, path, flags, &way); \
-        if (fd != -2)                                          \
-            return fd;                                         \
-        if (!NEEDS_MODE(flags))                                \
-            return fsx_foreign(NEXT(name)(way.path, flags));   \
-        va_list arguments;                                     \
-        va_start(arguments, flags);                            \
-        const mode_t mode = va_arg(arguments, mode_t);         \
-        va_end(arguments);                                     \
-        return fsx_foreign(NEXT(name)(way.path, flags, mode)); \
+/* The last argument, if it is there. */
+#define MODE_IN(mode, flags)                   \
+    mode_t mode = 0;                           \
+    if (NEEDS_MODE(flags)) {                   \
+        va_list arguments;                     \
+        va_start(arguments, flags);            \
+        mode = va_arg(arguments, mode_t);      \
+        va_end(arguments);                     \
+    }
+
+#define OPEN(name)                                                   \
+    FSX_CALL int name(const char *path, int flags, ...) {            \
+        struct fsx_way way;                                          \
+        MODE_IN(mode, flags)                                         \
+        const int fd = open_here(AT_FDCWD, path, flags, mode, &way); \
+        if (fd != -2)                                                \
+            return fd;                                               \
+        return fsx_foreign(NEXT(name)(way.path, flags, mode));       \
     }
 OPEN(open)
 OPEN(open64)
@@ -72,15 +78,10 @@ OPEN(open64)
 #define OPENAT(name)                                                      \
     FSX_CALL int name(int directory, const char *path, int flags, ...) {  \
         struct fsx_way way;                                               \
-        const int fd = open_here(directory, path, flags, &way);           \
+        MODE_IN(mode, flags)                                              \
+        const int fd = open_here(directory, path, flags, mode, &way);     \
         if (fd != -2)                                                     \
             return fd;                                                    \
-        if (!NEEDS_MODE(flags))                                           \
-            return fsx_foreign(NEXT(name)(directory, way.path, flags));   \
-        va_list arguments;                                                \
-        va_start(arguments, flags);                                       \
-        const mode_t mode = va_arg(arguments, mode_t);                    \
-        va_end(arguments);                                                \
         return fsx_foreign(NEXT(name)(directory, way.path, flags, mode)); \
     }
 OPENAT(openat)
@@ -89,7 +90,7 @@ OPENAT(openat64)
 #define CREAT(name)                                                                         \
     FSX_CALL int name(const char *path, mode_t mode) {                                      \
         struct fsx_way way;                                                                 \
-        const int fd = open_here(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, &way);       \
+        const int fd = open_here(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode, &way); \
         return fd != -2 ? fd : fsx_foreign(NEXT(name)(way.path, mode));                     \
     }
 CREAT(creat)
@@ -100,7 +101,7 @@ CREAT(creat64)
     FSX_CALL int name(const char *path, int flags);                                                     \
     FSX_CALL int name(const char *path, int flags) {                                                    \
         struct fsx_way way;                                                                             \
-        const int fd = open_here(AT_FDCWD, path, flags, &way);                                          \
+        const int fd = open_here(AT_FDCWD, path, flags, 0, &way);                                          \
         return fd != -2 ? fd : fsx_foreign(NEXT_AS(int (*)(const char *, int), name)(way.path, flags)); \
     }
 OPEN_2(__open_2)
@@ -110,7 +111,7 @@ OPEN_2(__open64_2)
     FSX_CALL int name(int directory, const char *path, int flags);                                      \
     FSX_CALL int name(int directory, const char *path, int flags) {                                     \
         struct fsx_way way;                                                                             \
-        const int fd = open_here(directory, path, flags, &way);                                         \
+        const int fd = open_here(directory, path, flags, 0, &way);                                         \
         if (fd != -2)                                                                                   \
             return fd;                                                                                  \
         return fsx_foreign(NEXT_AS(int (*)(int, const char *, int), name)(directory, way.path, flags)); \
@@ -135,15 +136,21 @@ FSX_CALL void closefrom(int lowest) {
 
 FSX_CALL int dup(int fd) { return fsx_is_ours(fd) ? fsx_duplicate(fd, 0, false) : fsx_foreign(NEXT(dup)(fd)); }
 
+/* What `target` is now is about to be closed, and dup2 does not fail for anything that is wrong with that. */
+static void let_go(int fd, int target) {
+    if (fd != target)
+        fsx_output_closing(target);
+}
+
 FSX_CALL int dup2(int fd, int target) {
     if (!fsx_is_ours(fd) && !fsx_is_known(target))
-        return NEXT(dup2)(fd, target);
+        return let_go(fd, target), NEXT(dup2)(fd, target);
     return fsx_duplicate_to(fd, target, 0, true);
 }
 
 FSX_CALL int dup3(int fd, int target, int flags) {
     if (!fsx_is_ours(fd) && !fsx_is_known(target))
-        return NEXT(dup3)(fd, target, flags);
+        return let_go(fd, target), NEXT(dup3)(fd, target, flags);
     return fsx_duplicate_to(fd, target, flags, false);
 }
 
@@ -213,6 +220,21 @@ FSX_CALL int ioctl(int fd, unsigned long request, ...) {
     errno = error;
     return -1;
 }
+
+/* ---- the end of a program ----------------------------------------------------------------------------------------------- */
+
+__attribute__((destructor)) static void end(void) {
+    if (fsx_is_open())
+        fsx_outputs_end();
+}
+
+FSX_CALL void _exit(int code) {
+    if (fsx_is_open())
+        fsx_outputs_end();
+    NEXT(_exit)(code);
+    __builtin_unreachable();
+}
+FSX_CALL void _Exit(int code) { _exit(code); }
 
 /* ---- what paths mean --------------------------------------------------------------------------------------------------- */
 

@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "preload/next.h"
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 /* A call with one descriptor: promote it, or fail with why not. */
@@ -50,8 +51,21 @@ WITH_FD(void *, MAP_FAILED, mmap64, (void *at, size_t bytes, int protection, int
         (at, bytes, protection, flags, fd, offset))
 WITH_FD(FILE *, NULL, fdopen, (int fd, const char *mode), (fd, mode))
 WITH_FD(ssize_t, -1, readahead, (int fd, off_t offset, size_t bytes), (fd, offset, bytes))
-WITH_FD(int, -1, fsync, (int fd), (fd))
-WITH_FD(int, -1, fdatasync, (int fd), (fd))
+/* Of an output it is the daemon that knows when it is safe. */
+#define SYNC(name)                                                      \
+    FSX_CALL int name(int fd) {                                         \
+        PROMOTE_OR(fd, -1);                                             \
+        const int64_t entry = fsx_outputs_on() ? fsx_real_entry(fd) : -1; \
+        const bool whole = entry >= 0 && (fsx_is_output(entry) || S_ISDIR(fsx_mode_of(entry))); \
+        const int error = whole ? fsx_output_sync(entry) : 0;           \
+        /* One that has no name any more is on the local disk only. */  \
+        if (!whole || error == ENOENT)                                  \
+            return NEXT(name)(fd);                                      \
+        errno = error != 0 ? error : errno;                             \
+        return error != 0 ? -1 : 0;                                     \
+    }
+SYNC(fsync)
+SYNC(fdatasync)
 WITH_FD(int, -1, syncfs, (int fd), (fd))
 WITH_FD(int, -1, ftruncate, (int fd, off_t bytes), (fd, bytes))
 WITH_FD(int, -1, ftruncate64, (int fd, off_t bytes), (fd, bytes))
@@ -129,7 +143,7 @@ static int open_for_stream(const char *path, const char *mode, struct fsx_way *w
     way->path = path;
     const int flags = mode == NULL ? -1 : flags_of(mode);
     if (fsx_unmounted && path != NULL && flags >= 0)
-        return fsx_open_unmounted(AT_FDCWD, path, flags, true, way);
+        return fsx_open_unmounted(AT_FDCWD, path, flags, 0666, true, way);
     fsx_promote_named(path);
     return -2;
 }
@@ -148,6 +162,29 @@ static int open_for_stream(const char *path, const char *mode, struct fsx_way *w
 FOPEN(fopen)
 FOPEN(fopen64)
 
+/* The C library closes the descriptor by itself. */
+FSX_CALL int fclose(FILE *stream) {
+    const int fd = fsx_outputs_on() ? fileno(stream) : -1;
+    int error = 0;
+    if (fd >= 0 && fsx_is_output(fsx_real_entry(fd))) {
+        fflush(stream);
+        error = fsx_output_closing(fd);
+    }
+    const int result = NEXT(fclose)(stream);
+    if (error == 0 || result != 0)
+        return result;
+    errno = error;
+    return EOF;
+}
+
+static void close_before(FILE *stream) {
+    const int fd = fsx_outputs_on() ? fileno(stream) : -1;
+    if (fd >= 0 && fsx_is_output(fsx_real_entry(fd))) {
+        fflush(stream);
+        fsx_output_closing(fd);
+    }
+}
+
 /* By the name of the descriptor, since the stream is to be the same. */
 static FILE *reopen(int fd, const char *mode, FILE *stream, FILE *(*next)(const char *, const char *, FILE *)) {
     if (fd < 0) {
@@ -165,6 +202,7 @@ static FILE *reopen(int fd, const char *mode, FILE *stream, FILE *(*next)(const 
 #define FREOPEN(name)                                                       \
     FSX_CALL FILE *name(const char *path, const char *mode, FILE *stream) { \
         struct fsx_way way;                                                 \
+        close_before(stream);                                               \
         const int fd = open_for_stream(path, mode, &way);                   \
         if (fd == -2)                                                       \
             return NEXT(name)(way.path, mode, stream);                      \

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "preload/next.h"
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 #define BLOCK_BYTES 4096 /* as native/fuse/fuse_meta.c has it */
@@ -29,8 +30,9 @@ static int fill_control(int64_t entry, struct stat *about) {
     clock_gettime(CLOCK_REALTIME_COARSE, &about->st_mtim);
     about->st_atim = about->st_ctim = about->st_mtim;
     const char *target;
+    char room[FSX_STATE_PATH];
     if (S_ISLNK(about->st_mode))
-        about->st_size = (off_t)fsx_link_target(entry, &target);
+        about->st_size = (off_t)fsx_link_target(entry, room, &target);
     if (!S_ISREG(about->st_mode))
         return 0;
     const int fd = fsx_open_control(entry, O_RDONLY | O_CLOEXEC); /* it is made when it is asked for */
@@ -42,25 +44,34 @@ static int fill_control(int64_t entry, struct stat *about) {
     return 0;
 }
 
-static void fill(uint32_t entry, struct stat *about) {
-    const struct fsx_index *x = &fsx_at.index;
-    const int64_t mtime_ns = x->mtime[entry];
-    int64_t seconds = mtime_ns / NANOSECONDS, rest = mtime_ns % NANOSECONDS;
+static void fill(const struct fsx_about *said, struct stat *about) {
+    int64_t seconds = said->mtime_ns / NANOSECONDS, rest = said->mtime_ns % NANOSECONDS;
     if (rest < 0) {
         rest += NANOSECONDS;
         seconds--;
     }
     memset(about, 0, sizeof *about);
     about->st_dev = fsx_at.state->device;
-    about->st_ino = (ino_t)x->inode[entry] + 1;
-    about->st_mode = x->mode[entry];
-    about->st_nlink = x->nlink[entry];
+    about->st_ino = said->inode;
+    about->st_mode = said->mode;
+    about->st_nlink = said->nlink;
     about->st_uid = fsx_at.state->uid;
     about->st_gid = fsx_at.state->gid;
-    about->st_size = (off_t)x->size[entry];
+    about->st_size = (off_t)said->size;
     about->st_blksize = BLOCK_BYTES;
-    about->st_blocks = (blkcnt_t)((x->size[entry] + 511) / 512);
+    about->st_blocks = (blkcnt_t)said->blocks;
     about->st_atim = about->st_mtim = about->st_ctim = (struct timespec){.tv_sec = seconds, .tv_nsec = rest};
+}
+
+/* What the index says of an entry. */
+static struct fsx_about indexed(uint32_t entry) {
+    const struct fsx_index *x = &fsx_at.index;
+    return (struct fsx_about){.inode = (uint64_t)x->inode[entry] + 1,
+                              .size = x->size[entry],
+                              .blocks = (x->size[entry] + 511) / 512,
+                              .mtime_ns = x->mtime[entry],
+                              .mode = x->mode[entry],
+                              .nlink = x->nlink[entry]};
 }
 
 /* What is to be done with a call that looks at a name: answered with 0; with an error; or passed on, for way->path. */
@@ -75,6 +86,7 @@ static int failed(int error) {
 static int look_unmounted(int directory, const char *path, int flags, struct fsx_way *way, int64_t *entry) {
     if ((flags & AT_EMPTY_PATH) != 0 && path != NULL && path[0] == '\0') {
         struct fsx_file file;
+        way->about.inode = 0;
         *entry = fsx_find(directory, &file) ? (int64_t)file.entry
                  : directory == AT_FDCWD    ? fsx_directory_entry(directory)
                                             : fsx_real_entry(directory);
@@ -121,26 +133,57 @@ static int look_at(int directory, const char *path, int flags, struct fsx_way *w
     return PASSED;
 }
 
-static int fill_any(int64_t entry, void *about) {
-    const int error = fsx_is_control(entry) ? fill_control(entry, about) : 0;
-    if (!fsx_is_control(entry))
-        fill((uint32_t)entry, about);
-    return error == 0 ? ANSWERED : failed(error);
+/* `known`: what was said of an output when it was looked up; NULL for nothing. */
+static int fill_any(int64_t entry, const struct fsx_about *known, void *about) {
+    if (fsx_is_control(entry)) {
+        const int error = fill_control(entry, about);
+        return error == 0 ? ANSWERED : failed(error);
+    }
+    struct fsx_about said;
+    /* Directories of the dataset change with outputs in them. */
+    if (fsx_outputs_on() && (fsx_is_output(entry) || S_ISDIR(fsx_mode_of(entry)))) {
+        const bool is_known = known != NULL && known->inode == fsx_output_inode(entry);
+        const int error = is_known ? 0 : fsx_output_about(entry, &said);
+        if (error != 0)
+            return failed(error);
+        if (is_known)
+            said = *known;
+    } else {
+        said = indexed((uint32_t)entry);
+    }
+    fill(&said, about);
+    return ANSWERED;
+}
+
+/* The same of something that is open: also of an output that has lost its name, or whose daemon has ended. */
+static int fill_open(int fd, int64_t entry, struct stat *about) {
+    const int done = fill_any(entry, NULL, about);
+    const int kept = errno;
+    if (done == ANSWERED || !fsx_is_output(entry) || !S_ISREG(fsx_output_mode(entry)) || syscall(SYS_fstat, fd, about) != 0)
+        return done;
+    errno = kept;
+    about->st_dev = fsx_at.state->device;
+    about->st_ino = fsx_output_inode(entry);
+    about->st_nlink = 0;
+    about->st_blksize = BLOCK_BYTES;
+    return ANSWERED;
 }
 
 static int stat_here(int directory, const char *path, int flags, void *about, struct fsx_way *way) {
     int64_t entry;
     const int done = look_at(directory, path, flags, way, &entry);
-    return done == ANSWERED ? fill_any(entry, about) : done;
+    if (done == ANSWERED && path != NULL && path[0] == '\0' && fsx_unmounted)
+        return fill_open(directory, entry, about);
+    return done == ANSWERED ? fill_any(entry, &way->about, about) : done;
 }
 
-static bool fstat_here(int fd, void *about) {
+/* 1: not ours. */
+static int fstat_here(int fd, void *about) {
     struct fsx_file file;
     const int64_t entry = fsx_is_ours(fd) && fsx_find(fd, &file) ? (int64_t)file.entry : fsx_real_entry(fd);
     if (entry < 0)
-        return false;
-    fill_any(entry, about); /* a directory, or a file of the dataset */
-    return true;
+        return 1;
+    return -fill_open(fd, entry, about);
 }
 
 /* The result of a call; `next` passes it on. */
@@ -156,8 +199,14 @@ STAT(stat, stat, 0)
 STAT(stat64, stat64, 0)
 STAT(lstat, stat, AT_SYMLINK_NOFOLLOW)
 STAT(lstat64, stat64, AT_SYMLINK_NOFOLLOW)
-FSX_CALL int fstat(int fd, struct stat *about) { return fstat_here(fd, about) ? 0 : NEXT(fstat)(fd, about); }
-FSX_CALL int fstat64(int fd, struct stat64 *about) { return fstat_here(fd, about) ? 0 : NEXT(fstat64)(fd, about); }
+FSX_CALL int fstat(int fd, struct stat *about) {
+    const int done = fstat_here(fd, about);
+    return done <= 0 ? done : NEXT(fstat)(fd, about);
+}
+FSX_CALL int fstat64(int fd, struct stat64 *about) {
+    const int done = fstat_here(fd, about);
+    return done <= 0 ? done : NEXT(fstat64)(fd, about);
+}
 
 #define FSTATAT(name, type)                                                                 \
     FSX_CALL int name(int directory, const char *path, struct type *about, int flags) {     \
@@ -184,7 +233,8 @@ XSTAT(__lxstat64, AT_SYMLINK_NOFOLLOW)
 #define FXSTAT(name)                                                                                     \
     FSX_CALL int name(int version, int fd, void *about);                                                 \
     FSX_CALL int name(int version, int fd, void *about) {                                                \
-        return fstat_here(fd, about) ? 0 : NEXT_AS(int (*)(int, int, void *), name)(version, fd, about); \
+        const int done = fstat_here(fd, about);                                                          \
+        return done <= 0 ? done : NEXT_AS(int (*)(int, int, void *), name)(version, fd, about);          \
     }
 FXSTAT(__fxstat)
 FXSTAT(__fxstat64)
@@ -239,8 +289,10 @@ FSX_CALL int statx(int directory, const char *restrict path, int flags, unsigned
     int64_t entry = -1;
     struct stat about;
     int done = mount == NULL ? PASSED : look_at(directory, path, flags, &way, &entry);
-    if (done == ANSWERED)
-        done = fill_any(entry, &about);
+    if (done == ANSWERED && path[0] == '\0')
+        done = fill_open(directory, entry, &about);
+    else if (done == ANSWERED)
+        done = fill_any(entry, &way.about, &about);
     if (done == FAILED)
         return -1;
     if (done == PASSED) {
@@ -283,9 +335,10 @@ static int check_access(int directory, const char *path, int mode, int flags, st
         return done;
     if (!fsx_unmounted)
         return (mode & R_OK) == 0 || (fsx_at.index.mode[entry] & S_IRUSR) != 0 ? ANSWERED : PASSED;
-    if ((mode & W_OK) != 0)
+    if ((mode & W_OK) != 0 && !fsx_outputs_on())
         return failed(EROFS);
-    const bool may = ((mode & R_OK) == 0 || fsx_may(entry, S_IRUSR)) && ((mode & X_OK) == 0 || fsx_may(entry, S_IXUSR));
+    const bool may = ((mode & R_OK) == 0 || fsx_may(entry, S_IRUSR)) && ((mode & W_OK) == 0 || fsx_may(entry, S_IWUSR)) &&
+                     ((mode & X_OK) == 0 || fsx_may(entry, S_IXUSR));
     return may ? ANSWERED : failed(EACCES);
 }
 

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 #define CONTROL_NAME ".fanstore"
@@ -20,7 +21,7 @@
 static const char *const CONTROL_FILES[] = {"stats.json", "nodes.json", "config.json", "report.json", "order"};
 #define CONTROL_COUNT (sizeof CONTROL_FILES / sizeof *CONTROL_FILES)
 
-bool fsx_is_control(int64_t entry) { return entry >= fsx_at.index.entries; }
+bool fsx_is_control(int64_t entry) { return entry >= fsx_at.index.entries && !fsx_is_output(entry); }
 
 const char *fsx_control_name(int64_t entry) {
     const int64_t number = entry - fsx_at.index.entries - 1;
@@ -28,6 +29,8 @@ const char *fsx_control_name(int64_t entry) {
 }
 
 uint32_t fsx_mode_of(int64_t entry) {
+    if (fsx_is_output(entry))
+        return fsx_output_mode(entry);
     if (!fsx_is_control(entry))
         return fsx_at.index.mode[entry];
     if (entry == fsx_at.index.entries)
@@ -45,6 +48,8 @@ bool fsx_may(int64_t entry, uint32_t bit) {
 /* A child of a directory, -1 if there is none. */
 static int64_t child_of(int64_t directory, const char *name, size_t bytes) {
     const struct fsx_index *x = &fsx_at.index;
+    if (fsx_is_output(directory))
+        return -1;
     if (fsx_is_control(directory)) {
         for (size_t i = 0; i < CONTROL_COUNT; i++)
             if (strlen(CONTROL_FILES[i]) == bytes && memcmp(CONTROL_FILES[i], name, bytes) == 0 &&
@@ -57,8 +62,13 @@ static int64_t child_of(int64_t directory, const char *name, size_t bytes) {
     return fsx_index_lookup(x, (uint64_t)directory, (const uint8_t *)name, bytes);
 }
 
-size_t fsx_link_target(int64_t entry, const char **target) {
+size_t fsx_link_target(int64_t entry, char room[FSX_STATE_PATH], const char **target) {
     const struct fsx_index *x = &fsx_at.index;
+    if (fsx_is_output(entry)) {
+        const ssize_t bytes = fsx_output_link(entry, room, FSX_STATE_PATH);
+        *target = room;
+        return bytes < 0 ? 0 : (size_t)bytes;
+    }
     if (fsx_is_control(entry)) {
         const char *order = fsx_order_file();
         *target = order != NULL ? order : "";
@@ -141,6 +151,10 @@ static bool begin(struct walk *walk, int directory, const char *path) {
     if (path[0] == '/')
         return true;
     walk->at = fsx_directory_entry(directory);
+    if (fsx_is_output(walk->at)) { /* its permissions are not known yet */
+        struct fsx_about about;
+        walk->at = fsx_output_entry(fsx_output_inode(walk->at), fsx_output_about(walk->at, &about) == 0 ? about.mode : S_IFDIR);
+    }
     if (walk->at >= 0)
         return true;
     if (directory != AT_FDCWD)
@@ -187,6 +201,13 @@ static int64_t walk_on(struct walk *walk, bool follow, struct fsx_way *way) {
         if (bytes == 1 && name[0] == '.')
             continue;
         if (bytes == 2 && name[0] == '.' && name[1] == '.') {
+            if (fsx_is_output(walk->at)) {
+                const int64_t above = fsx_output_child(walk->at, "..", 2, way);
+                if (above < 0)
+                    return fail(way, way->error != 0 ? way->error : ENOENT);
+                walk->at = above;
+                continue;
+            }
             if (walk->at != 0) {
                 walk->at = fsx_is_control(walk->at) ? 0 : x->parent[walk->at];
                 continue;
@@ -199,14 +220,18 @@ static int64_t walk_on(struct walk *walk, bool follow, struct fsx_way *way) {
         if (bytes > FSX_NAME_MAX)
             return fail(way, ENAMETOOLONG);
         const bool last = end[strspn(end, "/")] == '\0';
-        const int64_t child = child_of(walk->at, name, bytes);
-        if (child < 0) {
-            way->parent = last ? walk->at : -1;
-            return fail(way, ENOENT);
-        }
+        int64_t child = child_of(walk->at, name, bytes);
+        if (child < 0 && fsx_outputs_on() && !fsx_is_control(walk->at))
+            child = fsx_output_child(walk->at, name, bytes, way);
+        way->parent = last ? walk->at : -1;
+        memcpy(way->last, name, bytes);
+        way->last[bytes] = '\0';
+        if (child < 0)
+            return child == FSX_NOTHING ? FSX_NOTHING : fail(way, ENOENT);
         if (S_ISLNK(fsx_mode_of(child)) && (!last || follow || *end == '/')) {
             const char *target;
-            const size_t length = fsx_link_target(child, &target);
+            char room[FSX_STATE_PATH];
+            const size_t length = fsx_link_target(child, room, &target);
             if (++links > LINKS_MOST)
                 return fail(way, ELOOP);
             if (length == 0)
@@ -288,6 +313,7 @@ int64_t fsx_look_up(int directory, const char *path, bool follow, struct fsx_way
     way->path = path;
     way->error = 0;
     way->parent = -1;
+    way->about.inode = 0;
     const int64_t quick = fsx_resolve(directory, path);
     if (quick >= 0 && !(follow && S_ISLNK(fsx_at.index.mode[quick])))
         return quick;

@@ -6,10 +6,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 /* The working directory, as far as names that begin there are concerned. */
-enum { UNKNOWN, OUTSIDE, ABOVE, INSIDE, CONTROL };
+/* WITHOUT: in one that has nothing of the dataset in it, the control directory or an output. */
+enum { UNKNOWN, OUTSIDE, ABOVE, INSIDE, WITHOUT };
 /* Kind << 32 | value. ABOVE: where in the mount point's name the part begins that a path must begin with; INSIDE: entry. */
 static _Atomic uint64_t working_directory;
 
@@ -60,7 +62,7 @@ static uint64_t look_where_we_are(void) {
     if (fsx_unmounted) {
         const int64_t here = fsx_tree_entry(path);
         if (here >= 0)
-            return fsx_is_control(here) ? (uint64_t)CONTROL << 32 : (uint64_t)INSIDE << 32 | (uint64_t)here;
+            return here >= fsx_at.index.entries ? (uint64_t)WITHOUT << 32 : (uint64_t)INSIDE << 32 | (uint64_t)here;
     }
     const size_t bytes = length == 2 ? 0 : (size_t)length - 1; /* "/" alone counts as nothing before a slash */
     if (strncmp(point, path, bytes) == 0 && point[bytes] == '/')
@@ -73,7 +75,7 @@ static uint64_t look_where_we_are(void) {
 static int64_t from_descriptor(int directory, const char *path) {
     if (fsx_unmounted) {
         const int64_t entry = fsx_directory_entry(directory);
-        return entry < 0 ? FSX_ELSEWHERE : fsx_is_control(entry) ? FSX_PASS : walk((uint32_t)entry, path);
+        return entry < 0 ? FSX_ELSEWHERE : entry >= fsx_at.index.entries ? FSX_PASS : walk((uint32_t)entry, path);
     }
     struct stat about;
     const int kept = errno;
@@ -116,17 +118,22 @@ int64_t fsx_resolve(int directory, const char *path) {
         return from_point(state->point[0] + value, path);
     case INSIDE:
         return walk(value, path);
-    case CONTROL:
+    case WITHOUT:
         return FSX_PASS;
     default:
         return FSX_ELSEWHERE;
     }
 }
 
-bool fsx_path_of(uint32_t entry, char path[FSX_STATE_PATH]) {
+bool fsx_path_of(int64_t entry, char path[FSX_STATE_PATH]) {
     const struct fsx_index *x = &fsx_at.index;
     char *start = path + FSX_STATE_PATH;
     *--start = '\0';
+    if (fsx_is_output(entry)) {
+        const size_t above = strlen(fsx_at.state->point[0]);
+        memcpy(path, fsx_at.state->point[0], above);
+        return fsx_output_path(entry, path + above, FSX_STATE_PATH - above);
+    }
     if (fsx_is_control(entry)) { /* the directory, which can be a working directory */
         start -= strlen("/.fanstore");
         memcpy(start, "/.fanstore", strlen("/.fanstore"));

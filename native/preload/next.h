@@ -31,7 +31,7 @@
     X(get_current_dir_name) X(realpath) X(__realpath_chk) X(canonicalize_file_name) X(getxattr) X(lgetxattr) X(listxattr) \
     X(llistxattr) X(statfs) X(statfs64) X(statvfs) X(statvfs64) X(pathconf) X(scandir) X(scandir64) X(scandirat) \
     X(scandirat64) X(glob) X(glob64) X(nftw) X(nftw64) X(ftw) X(ftw64) \
-    X(opendir) X(readdir) X(readdir64) X(readdir_r) X(readdir64_r) X(rewinddir) X(seekdir) X(telldir) X(dirfd) X(closedir)
+    X(opendir) X(readdir) X(readdir64) X(readdir_r) X(readdir64_r) X(rewinddir) X(seekdir) X(telldir) X(dirfd) X(closedir) X(fclose) X(_exit)
 
 enum fsx_name {
 #define FSX_NAME(name) FSX_NEXT_##name,

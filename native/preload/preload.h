@@ -12,6 +12,7 @@
  *   table.c    descriptors: placeholders, what they stand for, promotion to real ones
  *   vfork.c    vfork, so that its child is known
  *   lookup.c, unmounted.c    what a mount would answer, where there is none: names, directories, content
+ *   outputs.c  and what programs write there (outputs.h)
  *   calls_*.c  the functions that programs call
  *
  * All of it may run on any thread and in signal handlers. There is one lock, in table.c, for what is rare (dup, promotion,
@@ -71,7 +72,7 @@ int64_t fsx_resolve(int directory, const char *path);
 /* The working directory may have changed. */
 void fsx_forget_directory(void);
 /* The absolute path of an entry, on the mount; false if it is longer than the kernel takes. */
-bool fsx_path_of(uint32_t entry, char path[FSX_STATE_PATH]);
+bool fsx_path_of(int64_t entry, char path[FSX_STATE_PATH]);
 /* A path like /proc/self/fd/5: promotes that descriptor, because the kernel will look at it. Keeps errno. */
 void fsx_promote_named(const char *path);
 
@@ -82,11 +83,20 @@ bool fsx_is_open(void);
 
 #define FSX_NOTHING (-3) /* an error */
 
+/* What the daemon says of an output, or of a directory that may hold some. */
+struct fsx_about {
+    uint64_t inode, size, blocks;
+    int64_t mtime_ns;
+    uint32_t mode, nlink;
+};
+
 /* What else is known of a name. */
 struct fsx_way {
     const char *path; /* FSX_ELSEWHERE: what the kernel is to be asked for; the name that was given, or `room` */
     int error;        /* FSX_NOTHING: an errno */
-    int64_t parent;   /* with ENOENT: the directory in which it could be made; -1 if that is not there either */
+    int64_t parent;   /* the directory in which it is, or with ENOENT could be made; -1 if that is not there or was not looked for */
+    char last[FSX_NAME_MAX + 1]; /* its name there */
+    struct fsx_about about;      /* of the output that was looked up last */
     char room[FSX_STATE_PATH];
 };
 
@@ -97,10 +107,10 @@ bool fsx_is_control(int64_t entry);
 /* The name of a control file; NULL of the directory, and behind the last one. */
 const char *fsx_control_name(int64_t entry);
 uint32_t fsx_mode_of(int64_t entry);
-/* May the user do this: S_IRUSR, S_IXUSR? Nothing may be written. */
+/* May the user do this: S_IRUSR, S_IWUSR, S_IXUSR? What is of the dataset may not be written all the same. */
 bool fsx_may(int64_t entry, uint32_t bit);
-/* Where a symbolic link leads: its length; without a NUL. */
-size_t fsx_link_target(int64_t entry, const char **target);
+/* Where a symbolic link leads: its length; without a NUL. `room`: for that of an output, which is 0 long if it has gone. */
+size_t fsx_link_target(int64_t entry, char room[FSX_STATE_PATH], const char **target);
 
 /* ---- unmounted.c: directories and files of the kernel's that stand for those of the dataset ------------------------------ */
 
@@ -128,7 +138,7 @@ int fsx_open_control(int64_t entry, int flags);
 /* The value of an extended attribute, which the daemon knows; -1 with errno. */
 ssize_t fsx_ask_attribute(uint32_t entry, const char *name, char *value, size_t room);
 /* As openat for a name that may be of the dataset; -2: the kernel is to open way->path. `real`: no placeholder. */
-int fsx_open_unmounted(int directory, const char *path, int flags, bool real, struct fsx_way *way);
+int fsx_open_unmounted(int directory, const char *path, int flags, mode_t mode, bool real, struct fsx_way *way);
 
 /* ---- bytes.c ------------------------------------------------------------------------------------------------------- */
 

@@ -17,9 +17,13 @@
 #include <stdint.h>
 
 #define FSX_STATE_MAGIC "FSXSTATE"
-#define FSX_STATE_VERSION 2u
+#define FSX_STATE_VERSION 3u
 #define FSX_STATE_PATH 4096u
 #define FSX_NOTHING_HIDDEN UINT32_MAX
+
+/* FSX_STATE_WAITS: without a mount, who closes an output says so and waits, because others are to see what it has written. */
+#define FSX_STATE_WRITABLE 1u
+#define FSX_STATE_WAITS 2u
 
 enum fsx_state_verify { FSX_STATE_FIRST, FSX_STATE_ALWAYS, FSX_STATE_NEVER };
 
@@ -30,7 +34,7 @@ struct fsx_state {
     uint32_t uid, gid;
     uint64_t device; /* st_dev of the mount; without one, a number that no file system has */
     uint32_t verify;
-    uint32_t writable; /* there may be outputs: what is said of directories is the mount's affair */
+    uint32_t writable; /* FSX_STATE_WRITABLE: there may be outputs: what is said of directories is the mount's affair, or the daemon's */
     uint32_t entries, partitions;
     uint64_t marks_bytes, index_bytes;
     uint32_t hidden; /* the dataset's own ".fanstore", which the control directory hides */

@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "preload/next.h"
+#include "preload/outputs.h"
 #include "preload/preload.h"
 #include "preload/sockets.h"
 
@@ -535,8 +536,14 @@ static void after_fork_in_child(void) {
 
 int fsx_close(int fd) {
     const uint64_t slot = load(fd);
-    if ((slot & KIND) == 0 || fsx_in_vfork())
-        return NEXT(close)(fd);
+    if ((slot & KIND) == 0 || fsx_in_vfork()) {
+        const int error = fsx_output_closing(fd);
+        const int result = NEXT(close)(fd);
+        if (error == 0 || result != 0)
+            return result;
+        errno = error;
+        return -1;
+    }
     if ((slot & KIND) == OWN) {
         errno = EBADF;
         return -1;

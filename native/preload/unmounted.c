@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "preload/ask.h"
+#include "preload/outputs.h"
 #include "preload/preload.h"
 
 #define MEMFD_CLOEXEC_ 1u
@@ -55,7 +56,12 @@ bool fsx_unmounted_start(const char *state) {
         errno = looked ? ENOENT : errno; /* no /proc */
         return false;
     }
-    snprintf(order_file, sizeof order_file, "%.*s/order", (int)(tree_bytes - strlen("/preload/tree")), tree);
+    const int job_bytes = (int)(tree_bytes - strlen("/preload/tree"));
+    snprintf(order_file, sizeof order_file, "%.*s/order", job_bytes, tree);
+    tree[tree_bytes] = '\0';
+    snprintf(path, sizeof path, "%.*s", job_bytes, tree);
+    if (fsx_at.state->writable != 0 && !fsx_outputs_start(path))
+        return false;
     tree[tree_bytes++] = '/';
     const int content = (int)syscall(SYS_memfd_create, "fanstore", MEMFD_CLOEXEC_);
     if (content < 0 || syscall(SYS_fstat, content, &about) != 0)
@@ -75,17 +81,19 @@ const char *fsx_order_file(void) {
 
 /* ---- directories ------------------------------------------------------------------------------------------------------- */
 
-/* The number at the start of a text; -1 for none, or none of ours. */
+/* The number at the start of a text; -1 for none, or none of ours: those of outputs are large. */
 static int64_t number_in(const char *text, char end) {
-    uint64_t number = 0;
+    int64_t number = 0;
     const char *behind = text;
-    for (; *behind >= '0' && *behind <= '9' && number <= fsx_at.index.entries; behind++)
-        number = number * 10 + (uint64_t)(*behind - '0');
-    return behind > text && *behind == end && number <= fsx_at.index.entries ? (int64_t)number : -1;
+    for (; *behind >= '0' && *behind <= '9' && number < FSX_OUTPUT_END; behind++)
+        number = number * 10 + (*behind - '0');
+    const bool ours = number <= (int64_t)fsx_at.index.entries || (fsx_is_output(number) && number < FSX_OUTPUT_END);
+    return behind > text && *behind == end && ours ? number : -1;
 }
 
 int64_t fsx_tree_entry(const char *path) {
-    return strncmp(path, tree, tree_bytes) == 0 ? number_in(path + tree_bytes, '\0') : -1;
+    const int64_t number = strncmp(path, tree, tree_bytes) == 0 ? number_in(path + tree_bytes, '\0') : -1;
+    return fsx_is_output(number) ? fsx_output_entry((uint64_t)number, S_IFDIR | 0777) : number;
 }
 
 static int64_t working_entry(void) {
@@ -100,6 +108,8 @@ static int64_t entry_behind(int fd, const struct stat *about) {
         return fsx_tree_entry(name);
     if (S_ISREG(about->st_mode) && about->st_nlink == 0 && about->st_dev == memfd_device && shown(fd, name, sizeof name) > 0)
         return fsx_memfd_entry(name);
+    if (S_ISREG(about->st_mode) && fsx_is_content_device(about->st_dev) && shown(fd, name, sizeof name) > 0)
+        return fsx_content_entry(name);
     return -1;
 }
 
@@ -134,7 +144,8 @@ int64_t fsx_directory_entry(int fd) {
 }
 
 bool fsx_tree_path(int64_t entry, char path[FSX_STATE_PATH]) {
-    const int bytes = snprintf(path, FSX_STATE_PATH, "%s%lld", tree, (long long)entry);
+    const long long number = fsx_is_output(entry) ? (long long)fsx_output_inode(entry) : (long long)entry;
+    const int bytes = snprintf(path, FSX_STATE_PATH, "%s%lld", tree, number);
     if (bytes < 0 || bytes >= (int)FSX_STATE_PATH) {
         errno = ENAMETOOLONG;
         return false;
@@ -287,17 +298,20 @@ static int refusal(int64_t entry, int flags) {
     if (S_ISLNK(mode))
         return (flags & O_DIRECTORY) != 0 ? ENOTDIR : ELOOP;
     if (S_ISDIR(mode) && (flags & O_TMPFILE) == O_TMPFILE)
-        return EROFS;
+        return fsx_outputs_on() ? EOPNOTSUPP : EROFS;
     if (S_ISDIR(mode) && ((flags & O_CREAT) != 0 || writes))
         return EISDIR;
     if (!S_ISDIR(mode) && (flags & O_DIRECTORY) != 0)
         return ENOTDIR;
-    if (writes)
+    const bool reads = (flags & O_ACCMODE) != O_WRONLY;
+    if (writes && !fsx_outputs_on())
         return EROFS;
-    return fsx_may(entry, S_IRUSR) ? 0 : EACCES;
+    if ((writes && !fsx_may(entry, S_IWUSR)) || (reads && !fsx_may(entry, S_IRUSR)))
+        return EACCES;
+    return writes && !fsx_is_output(entry) ? EROFS : 0;
 }
 
-int fsx_open_unmounted(int directory, const char *path, int flags, bool real, struct fsx_way *way) {
+int fsx_open_unmounted(int directory, const char *path, int flags, mode_t mode, bool real, struct fsx_way *way) {
     const bool created = (flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL);
     const int64_t entry = fsx_look_up(directory, path, (flags & O_NOFOLLOW) == 0 && !created, way);
     if (entry == FSX_ELSEWHERE) {
@@ -308,13 +322,18 @@ int fsx_open_unmounted(int directory, const char *path, int flags, bool real, st
     const bool slash = path[strlen(path) - 1] == '/'; /* what is made by opening is no directory */
     if ((flags & O_CREAT) != 0 && slash && (entry >= 0 || error == ENOTDIR || way->parent >= 0))
         error = EISDIR;
-    if (error == ENOENT && (flags & O_CREAT) != 0 && way->parent >= 0)
-        error = EROFS;
+    const bool makes = error == ENOENT && (flags & O_CREAT) != 0 && way->parent >= 0;
+    if (makes)
+        error = !fsx_outputs_on() ? EROFS : fsx_may(way->parent, S_IWUSR) ? 0 : EACCES;
     int fd = -1;
     if (error != 0)
         errno = error;
+    else if (makes)
+        fd = fsx_foreign(fsx_output_create(way, flags, mode));
     else if (S_ISDIR(fsx_mode_of(entry)))
         fd = fsx_foreign(fsx_open_directory(entry, flags));
+    else if (fsx_is_output(entry) && S_ISREG(fsx_mode_of(entry)))
+        fd = fsx_foreign(fsx_output_open(entry, flags));
     else if (fsx_is_control(entry))
         fd = fsx_foreign(fsx_open_control(entry, flags));
     else if (S_ISREG(fsx_mode_of(entry))) {
