@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from commands import assert_one_error, mpirun
 from conftest import fanstore_command
 from mounting import LIMIT_S, command, needs_fuse, needs_root, prepare
 from sanitized import DRIVERS, compile_c
+from test_outputs_programs import contents
 from test_preload import HERE, QUIET, SCRIPT, compile_driver, home_of, make_source
 from users import account, prefix_of
 
@@ -65,10 +66,17 @@ class Served:
         return self.folder / "m"
 
     def run(
-        self, way: str, *argv: str | Path, codec: str = "none", hidden: bool = True, **variables: str
+        self,
+        way: str,
+        *argv: str | Path,
+        codec: str = "none",
+        hidden: bool = True,
+        options: Sequence[str | Path] = (),
+        **variables: str,
     ) -> "subprocess.CompletedProcess[str]":
         """A command on the dataset; without a mount also without /dev/fuse, as far as this user can hide it."""
-        mount = [fanstore_command("mount"), str(self.prepared[codec]), str(self.point), *WAYS[way], "--"]
+        mount = [fanstore_command("mount"), str(self.prepared[codec]), str(self.point), *WAYS[way]]
+        mount += [*map(str, options), "--"]
         prefix = ["unshare", "--mount", "sh", "-ec", WITHOUT_FUSE, "sh"] if way == "no-fuse" and hidden else []
         return subprocess.run(
             [*(prefix if os.geteuid() == 0 else []), *mount, *map(str, argv)],
@@ -80,11 +88,17 @@ class Served:
             env=os.environ | variables,
         )
 
-    def all_ways(self, *argv: str | Path, ways: Sequence[str] = ("mount", "no-fuse"), codec: str = "none") -> str:
-        """What a program says, which must be the same in all of them."""
+    def all_ways(
+        self,
+        *argv: str | Path,
+        ways: Sequence[str] = ("mount", "no-fuse"),
+        codec: str = "none",
+        options: Callable[[str], Sequence[str | Path]] = lambda way: (),
+    ) -> str:
+        """What a program says, which must be the same in all of them; ``options``: more of fanstore-mount for each."""
         said = {}
         for way in ways:
-            result = self.run(way, *argv, codec=codec)
+            result = self.run(way, *argv, codec=codec, options=options(way))
             assert result.returncode == 0, f"{way}: {result.stdout[-2000:]}{result.stderr[-2000:]}"
             said[way] = f"{result.stdout}--- errors\n{result.stderr}"
         first = said[ways[0]].splitlines()
@@ -131,6 +145,14 @@ def test_names_say_the_same(served: Served, names_driver: Path, tmp_path: Path) 
         "EISDIR",
         "EEXIST",
     ):
+        assert number in said
+
+
+def test_names_say_the_same_with_outputs(served: Served, names_driver: Path, tmp_path: Path) -> None:
+    ways = tuple(WAYS)
+    said = served.all_ways(names_driver, served.point, tmp_path, ways=ways, options=lambda way: ["--scratch"])
+    assert said.count("\n") > 2900
+    for number in ("EROFS", "ENOENT", "EXDEV", "EINVAL", "EBUSY", "EOPNOTSUPP"):
         assert number in said
 
 
@@ -244,6 +266,182 @@ def test_an_ordinary_user_says_the_same() -> None:
         assert "Permission denied" in said[0] and "unlisted x" in said[0] and "ran" in said[0]
 
 
+# --- outputs ---
+
+
+def test_writing_says_the_same(served: Served, tmp_path: Path) -> None:
+    """Python, its libraries and shells; and what stands in --output in the end is the same, too."""
+    assert shutil.which("rsync")
+
+    def options(way: str) -> Sequence[str | Path]:
+        shutil.rmtree(tmp_path / "aside", ignore_errors=True)
+        (tmp_path / "aside").mkdir()
+        return ["--output", tmp_path / way]
+
+    writer = (sys.executable, HERE / "preload_writer.py", served.point, tmp_path / "aside")
+    said = served.all_ways(*writer, ways=tuple(WAYS), codec="lz4", options=options)
+    for word in ("--- use_shell", "synced", "database is locked", "ENOTEMPTY", "BlockingIOError"):
+        assert word in said
+    saved = {way: {name: entry._replace(time_ns=0) for name, entry in contents(tmp_path / way).items()} for way in WAYS}
+    assert len(saved["mount"]) > 60
+    assert saved["mount"] == saved["preload"] == saved["no-fuse"]
+
+
+@pytest.mark.skipif(not FRAMEWORKS, reason="FANSTORE_TEST_FRAMEWORKS does not name a Python with torch")
+def test_checkpoints_of_torch(served: Served, tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys, torch
+        os.chdir(sys.argv[1])
+        model = torch.nn.Linear(100, 100)
+        torch.save(model.state_dict(), "model.tmp"); os.replace("model.tmp", "model.pt")
+        print(all(torch.equal(*pair) for pair in zip(torch.load("model.pt").values(), model.state_dict().values())))
+        torch.load("model.pt", mmap=True); print(sorted(torch.load("model.pt", mmap=True)))
+    """
+    options = ["--output", str(tmp_path / "output")]
+    result = served.run("no-fuse", FRAMEWORKS, "-c", code, served.point, options=options)
+    assert (result.returncode, result.stdout) == (0, "True\n['bias', 'weight']\n"), result.stderr
+    assert [path.name for path in (tmp_path / "output").iterdir()] == ["model.pt"]
+
+
+def test_fsync_without_a_mount_means_safe(served: Served, tmp_path: Path) -> None:
+    """Of a file and of a directory, in Python and in a shell: it stands there when the call returns."""
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        os.chdir(sys.argv[1])
+        output = Path(sys.argv[2])
+        os.mkdir("run")
+        with open("run/one", "wb") as file:
+            file.write(b"x" * 1000); file.flush()
+            print((output / "run/one").exists())
+            os.fsync(file.fileno())
+            print((output / "run/one").read_bytes() == b"x" * 1000)
+            file.write(b"y"); file.flush(); os.fdatasync(file.fileno())
+            print(len((output / "run/one").read_bytes()))
+        os.rename("run/one", "run/two")
+        folder = os.open("run", os.O_RDONLY)
+        os.fsync(folder)
+        print(os.listdir(output / "run"))
+    """
+    output = tmp_path / "output"
+    options = ["--output", str(output)]
+    result = served.run("no-fuse", sys.executable, "-c", code, served.point, output, options=options)
+    assert (result.returncode, result.stdout) == (0, "False\nTrue\n1001\n['two']\n"), result.stderr
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_what_no_close_tells_of_is_saved_without_a_mount(served: Served, tmp_path: Path) -> None:
+    """A killed program, one that passes its descriptor on, and a map: the last that lets go of a file closes it."""
+    output = tmp_path / "output"
+    started = command(
+        "mount", served.prepared["none"], tmp_path / "m", "--no-fuse", "--background", "--log", tmp_path / "log",
+        "--output", output,
+    )  # fmt: skip
+    assert started.returncode == 0, started.stderr
+    code = """if True:
+        import mmap, os, subprocess, sys
+        os.chdir(sys.argv[1])
+        killed = open("killed", "wb"); killed.write(b"written"); killed.flush()
+        with open("mapped", "w+b") as file:
+            file.truncate(4096)
+            memory = mmap.mmap(file.fileno(), 4096)
+        memory[:4] = b"late"
+        inherited = open("inherited", "wb")
+        subprocess.Popen(["env", "-i", "sh", "-c", "read line; echo from a child; read line"], stdout=inherited)
+        inherited.close()
+        print("ready", flush=True)
+        import time; time.sleep(1000)
+    """
+    try:
+        with subprocess.Popen(
+            [fanstore_command("run"), str(tmp_path / "m"), "--", sys.executable, "-c", code, str(tmp_path / "m")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None and process.stdin is not None
+            assert process.stdout.readline() == "ready\n"
+            assert json.loads(command("stat", tmp_path / "m", "--json").stdout)["outputs"]["being_written"] >= 1
+            assert not (output / "killed").exists()
+            process.kill()
+            wait_for((output / "killed").exists)
+            wait_for(lambda: (output / "mapped").exists() and (output / "mapped").read_bytes()[:4] == b"late")
+            process.stdin.write("\n")
+            process.stdin.flush()
+            time.sleep(0)
+            process.stdin.write("\n")
+            process.stdin.close()
+            wait_for(lambda: (output / "inherited").exists() and (output / "inherited").stat().st_size > 0)
+        assert (output / "killed").read_text() == "written"
+        assert (output / "inherited").read_text() == "from a child\n"
+        shown = json.loads(command("stat", tmp_path / "m", "--json").stdout)["outputs"]
+        assert (shown["files"], shown["being_written"]) == (3, 0)
+    finally:
+        assert command("umount", tmp_path / "m").returncode == 0
+    assert not re.search(r" (WARNING|ERROR|CRITICAL) ", (tmp_path / "log").read_text())
+
+
+def test_two_nodes_write_without_a_mount(served: Served, tmp_path: Path) -> None:
+    """What one has closed is read on the other; names have one winner; who closes last wins, whoever had it open."""
+    code = """if True:
+        import os, sys, time
+        from pathlib import Path
+        rank, here = int(os.environ["FANSTORE_RANK"]), Path(os.environ["FANSTORE_MOUNT"])
+        aside = Path(sys.argv[1])
+        def meet(name):
+            (aside / f"{name}{rank}").touch()
+            while not (aside / f"{name}{1 - rank}").exists(): time.sleep(0.005)
+        os.chdir(here)
+        try:
+            os.close(os.open("only", os.O_CREAT | os.O_EXCL | os.O_WRONLY)); print("won")
+        except FileExistsError:
+            print("lost")
+        if rank == 0:
+            os.makedirs("run/deep"); Path("run/deep/one").write_text("of rank 0")
+        meet("written")
+        print(Path("run/deep/one").read_text(), os.listdir("run"), os.stat("run/deep/one").st_size)
+        meet("read")
+        log = open("log", "a", buffering=1)
+        meet("open")
+        if rank == 0:
+            log.write("first"); os.fsync(log.fileno())
+        meet("synced")
+        if rank == 1:
+            log.write("second"); log.close()
+        meet("closed")
+        if rank == 0:
+            log.write(", and more"); log.close()
+        meet("last")
+        print(Path("log").read_text())
+        if rank == 1:
+            os.rename("run", "again"); os.unlink("only")
+        meet("renamed")
+        print(sorted(os.listdir(".")), Path("again/deep/one").read_text())
+    """
+    for name in ("ssd0", "ssd1", "aside"):
+        (tmp_path / name).mkdir()
+    line = [fanstore_command("mount"), str(served.prepared["lz4"]), str(tmp_path / "m{rank}"), "--no-fuse"]
+    line += ["--local", str(tmp_path / "ssd{rank}"), "--output", str(tmp_path / "output"), "--"]
+    line += ["sh", "-c", f'exec {sys.executable} -c "$1" "$2" > "$2/said$FANSTORE_RANK"', "sh", code]
+    result = subprocess.run(
+        [*mpirun(2), *line, str(tmp_path / "aside")], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert result.returncode == 0, result.stderr
+    said = [(tmp_path / f"aside/said{rank}").read_text().splitlines() for rank in range(2)]
+    assert sorted((said[0][0], said[1][0])) == ["lost", "won"]
+    assert said[0][1:] == said[1][1:]
+    assert said[0][1:3] == ["of rank 0 ['deep'] 9", "first, and more"]
+    assert (tmp_path / "output/log").read_text() == "first, and more"
+    assert (tmp_path / "output/again/deep/one").read_text() == "of rank 0"
+    assert not list((tmp_path / "ssd0").iterdir()) and not list((tmp_path / "ssd1").iterdir())
+
+
 # --- the job ---
 
 
@@ -294,7 +492,6 @@ def test_what_makes_no_sense_is_refused(served: Served, tmp_path: Path) -> None:
     for arguments, reason in (
         ((), "give a COMMAND, or --background"),
         (("--allow-other", "--", "true"), "--allow-other is about a mount"),
-        (("--scratch", "--", "true"), "programs cannot write below MOUNTPOINT"),
     ):
         assert reason in assert_one_error(command("mount", prepared, point, "--no-fuse", *arguments), "mount", 2)
     (point / "full").mkdir(parents=True)

@@ -465,7 +465,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="mount nothing: the dataset is there for the COMMAND and what it starts, and for programs of "
         "fanstore-run, through a preloaded library alone. Needs no /dev/fuse and no fusermount3; MOUNTPOINT need not "
-        "exist. What is not covered: docs/interception.md",
+        "exist. With --output or --scratch these programs can write there, too. What is not covered: "
+        "docs/interception.md",
     )
     writing = parser.add_argument_group("outputs: what programs write under MOUNTPOINT, next to the dataset")
     where_to = writing.add_mutually_exclusive_group()

@@ -617,6 +617,8 @@ class _Session:
                 unmount(mount.point, lazy=True) if lazy else unmount_patiently(mount.point)
         elif self._settings.command and not lazy:
             raise MountBusyError(f"{mount.point} is busy: the COMMAND of its fanstore-mount runs")
+        elif self._unmounted is not None and not lazy and (written := self._unmounted.written()):
+            raise MountBusyError(f"{mount.point} is busy: programs have {written} outputs open for writing")
         else:
             self._interception.end()
             token.run_sync_soon(ended.wanted.set)

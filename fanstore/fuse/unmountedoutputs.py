@@ -1,4 +1,4 @@
-"""Outputs without a mount: what preloaded programs ask, in the place of the kernel, and descriptors of local files for them.
+"""Outputs without a mount: what preloaded programs ask, in the place of the kernel, and descriptors for them.
 
 Owns the rows of the control socket's table that begin with ``output-``, and knows when a program has let go of a file.
 What a request means is said by outputoperations.py, which answers a kernel in the same words; a name that was looked
@@ -126,6 +126,10 @@ class UnmountedOutputs:
         if self._watch >= 0:
             os.close(self._watch)
             self._watch = -1
+
+    def written(self) -> int:
+        """How many outputs programs have open for writing. Any thread."""
+        return sum(map(self._outputs.contents.has_writer, self._outputs.contents.all()))
 
     def requests(self) -> Mapping[str, Request]:
         """Rows for the table of the control socket."""

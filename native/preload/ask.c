@@ -56,6 +56,7 @@ static void put_text(struct fsx_request *request, const char *text) {
 void fsx_request_start(struct fsx_request *request, const char *name, unsigned arguments) {
     request->name = name;
     request->bytes = 0;
+    request->limits = 1;
     request->spoiled = arguments > UINT16_MAX - 1u;
     put_head(request, 0xde, arguments + 1, 2);
     fsx_request_text(request, "request", name);
@@ -328,7 +329,7 @@ static int error_of(const struct fsx_answer *answer) {
 /* The same in the child of a vfork, over a connection of its own: its descriptors are not those that the memory tells of. */
 static int ask_once(const struct fsx_request *request, struct fsx_answer *answer) {
     const int kept = errno;
-    const int64_t end_ns = (int64_t)fsx_now_ns() + fsx_limit_ns;
+    const int64_t end_ns = (int64_t)fsx_now_ns() + fsx_limit_ns * request->limits;
     struct fsx_socket own = {.open = reach(end_ns) + 1};
     int error = EIO;
     if (own.open != 0) {
@@ -350,7 +351,7 @@ int fsx_ask(const struct fsx_request *request, struct fsx_answer *answer) {
     if (fsx_in_vfork())
         return ask_once(request, answer);
     const int kept = errno;
-    const int64_t end_ns = (int64_t)fsx_now_ns() + fsx_limit_ns;
+    const int64_t end_ns = (int64_t)fsx_now_ns() + fsx_limit_ns * request->limits;
     int error = EIO;
     uint64_t signals;
     struct fsx_socket *connection = fsx_socket_claim(FSX_ASKING, end_ns, &signals);

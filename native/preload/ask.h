@@ -16,13 +16,14 @@
 /* Two paths and some numbers. */
 #define FSX_REQUEST_BYTES 8704u
 /* The library asks for nothing that is answered with more. */
-#define FSX_ANSWER_BYTES 4096u
+#define FSX_ANSWER_BYTES 4352u
 #define FSX_ANSWER_DESCRIPTORS 8u
 
 /* A request while it is put together: a msgpack map. What does not fit is EIO when it is asked. */
 struct fsx_request {
     const char *name;
     size_t bytes;
+    unsigned limits; /* it may take so many times as long as others */
     bool spoiled;
     uint8_t body[FSX_REQUEST_BYTES];
 };

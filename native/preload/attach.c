@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "preload/ask.h"
+#include "preload/next.h"
 #include "preload/preload.h"
 #include "preload/sockets.h"
 
@@ -136,6 +137,7 @@ static const char *attach(const char *directory) {
     if (state->unmounted != 0 && !fsx_unmounted_start(directory))
         return strerror(errno);
     choose_counters();
+    fsx_next(FSX_NEXT__exit);
     return fsx_sockets_start() && fsx_ask_start(directory) && fsx_bytes_start() ? NULL : strerror(errno);
 }
 

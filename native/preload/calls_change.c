@@ -422,6 +422,10 @@ static int rename_here(int from_directory, const char *from, int to_directory, c
         return EACCES;
     if (target >= 0 && (flags & RENAME_EXCHANGE) == 0 && S_ISDIR(fsx_mode_of(target)) != is_directory)
         return is_directory ? ENOTDIR : EISDIR;
+    if ((flags & ~(unsigned)RENAME_NOREPLACE) != 0)
+        return EINVAL;
+    if (!fsx_is_output(source) || (target >= 0 && !fsx_is_output(target)))
+        return EROFS;
     return done_or(fsx_output_rename(from_way, to_way, flags));
 }
 

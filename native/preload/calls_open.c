@@ -231,8 +231,11 @@ __attribute__((destructor)) static void end(void) {
 FSX_CALL void _exit(int code) {
     if (fsx_is_open())
         fsx_outputs_end();
-    NEXT(_exit)(code);
-    __builtin_unreachable();
+    /* In the child of a fork nothing may be looked for by name: it was when this library was attached. */
+    if (atomic_load(&fsx_next_table[FSX_NEXT__exit]) != NULL)
+        NEXT(_exit)(code);
+    for (;;)
+        syscall(SYS_exit_group, code);
 }
 FSX_CALL void _Exit(int code) { _exit(code); }
 

@@ -279,7 +279,7 @@ static const char *program_of(int directory, const char *path, char name[32], st
         errno = entry < 0 ? way->error : EACCES;
         return NULL;
     }
-    const int fd = fsx_open_content((uint32_t)entry, O_RDONLY);
+    const int fd = fsx_is_output(entry) ? fsx_output_program(entry) : fsx_open_content((uint32_t)entry, O_RDONLY);
     if (fd < 0)
         return NULL;
     snprintf(name, 32, "/proc/self/fd/%d", fd);

@@ -268,6 +268,8 @@ int fsx_output_set(int64_t entry, const struct fsx_changes *changes) {
 
 int fsx_output_set_attribute(int64_t entry, const char *name, const void *value, size_t bytes, int flags) {
     struct fsx_request request;
+    if (strncmp(name, "trusted.", 8) == 0 && fsx_at.state->uid != 0)
+        return EPERM;
     if (bytes > FSX_ANSWER_BYTES - 256)
         return E2BIG;
     start_about(&request, "output-setxattr", 4, entry);
@@ -341,9 +343,30 @@ int fsx_output_create(const struct fsx_way *way, int flags, mode_t mode) {
     return ask_descriptor(&request, flags);
 }
 
+int fsx_output_program(int64_t entry) {
+    const int from = fsx_output_open(entry, O_RDONLY | O_CLOEXEC);
+    const int to = from < 0 ? -1 : (int)syscall(SYS_memfd_create, "fanstore-program", 0);
+    long more = to < 0 ? -1 : 1;
+    while (more > 0)
+        more = syscall(SYS_sendfile, to, from, NULL, 1 << 20);
+    const int kept = errno;
+    if (from >= 0)
+        syscall(SYS_close, from);
+    /* It must not be open for writing when it is run. */
+    char name[32];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", to);
+    const int program = more < 0 ? -1 : (int)syscall(SYS_openat, AT_FDCWD, name, O_RDONLY, 0);
+    if (to >= 0)
+        syscall(SYS_close, to);
+    if (more < 0)
+        errno = kept;
+    return program;
+}
+
 int fsx_output_sync(int64_t entry) {
     struct fsx_request request;
     start_about(&request, "output-sync", 1, entry);
+    request.limits = 2; /* the daemon itself gives up after as long as that */
     return ask_done(&request);
 }
 

@@ -81,6 +81,8 @@ ssize_t fsx_output_attribute(int64_t entry, const char *name, void *value, size_
 /* A descriptor of an output; of a new one at way->parent, way->last. -1 with errno. */
 int fsx_output_open(int64_t entry, int flags);
 int fsx_output_create(const struct fsx_way *way, int flags, mode_t mode);
+/* A copy of it in memory, as a program that can be run; -1 with errno. */
+int fsx_output_program(int64_t entry);
 /* fsync of a file or a directory; 0 or an errno. */
 int fsx_output_sync(int64_t entry);
 /* This descriptor is about to be closed: 0 or an errno, with which closing it is to fail. Keeps errno. */

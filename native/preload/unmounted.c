@@ -287,6 +287,16 @@ ssize_t fsx_ask_attribute(uint32_t entry, const char *name, char *value, size_t 
     return -1;
 }
 
+/* What does not go together. */
+static bool is_nonsense(int flags) {
+    const int temporary = O_TMPFILE & ~O_DIRECTORY;
+    if ((flags & O_PATH) != 0)
+        return false;
+    if ((flags & (O_CREAT | O_DIRECTORY)) == (O_CREAT | O_DIRECTORY))
+        return true;
+    return (flags & temporary) != 0 && ((flags & O_DIRECTORY) == 0 || (flags & O_ACCMODE) == O_RDONLY);
+}
+
 /* What opening says of an entry before there is a descriptor: 0 or an errno, in the order in which the kernel finds it. */
 static int refusal(int64_t entry, int flags) {
     const uint32_t mode = fsx_mode_of(entry);
@@ -318,7 +328,7 @@ int fsx_open_unmounted(int directory, const char *path, int flags, mode_t mode, 
         fsx_promote_named(way->path);
         return -2;
     }
-    int error = entry >= 0 ? refusal(entry, flags) : way->error;
+    int error = is_nonsense(flags) ? EINVAL : entry >= 0 ? refusal(entry, flags) : way->error;
     const bool slash = path[strlen(path) - 1] == '/'; /* what is made by opening is no directory */
     if ((flags & O_CREAT) != 0 && slash && (entry >= 0 || error == ENOTDIR || way->parent >= 0))
         error = EISDIR;
