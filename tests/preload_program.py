@@ -1,6 +1,7 @@
 """A program that reads a dataset in the ways of Python and its libraries, and says what it has got.
 
-Run by test_preload.py through the mount and with the preloaded library: it must say the same. Argument: MOUNTPOINT.
+Run by test_preload.py through the mount and with the preloaded library: it must say the same. Arguments: MOUNTPOINT,
+and "plain" for what needs nothing but Python itself.
 """
 
 import hashlib
@@ -14,9 +15,6 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-
-import numpy as np
-from PIL import Image
 
 
 def digest(data: bytes | mmap.mmap | memoryview) -> str:
@@ -56,6 +54,9 @@ def list_everything(root: str) -> None:
 
 
 def use_libraries(root: str) -> None:
+    import numpy as np
+    from PIL import Image
+
     array = os.path.join(root, "array.npy")
     print(np.load(array).sum(), np.load(array, mmap_mode="r")[3:].sum(), np.fromfile(array, np.uint8).sum())
     with Image.open(os.path.join(root, "picture.png")) as image:
@@ -131,6 +132,7 @@ def make_mistakes(root: str) -> None:
 
 if __name__ == "__main__":
     point = sys.argv[1]
-    for part in (read_everything, list_everything, use_libraries, use_processes, use_threads, make_mistakes):
+    parts = (read_everything, list_everything, use_processes, use_threads, make_mistakes)
+    for part in parts if "plain" in sys.argv else (*parts, use_libraries):
         print(f"--- {part.__name__}", flush=True)
         part(point)

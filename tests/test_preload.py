@@ -516,8 +516,11 @@ def test_anything_odd_at_the_start_is_one_line(programs: Intercepted, tmp_path: 
         (folder / "state").write_bytes(content)
         return folder
 
-    def age(content: bytearray) -> None:
+    def grow(content: bytearray) -> None:
         content[8:12] = b"\x09\0\0\0"
+
+    def age(content: bytearray) -> None:
+        content[8:12] = b"\x01\0\0\0"
 
     def spoil(content: bytearray) -> None:
         content[:4] = b"\0\0\0\0"
@@ -527,7 +530,8 @@ def test_anything_odd_at_the_start_is_one_line(programs: Intercepted, tmp_path: 
 
     cases = {
         tmp_path / "nowhere": "there is no such directory",
-        state("newer", age): "another version of FanStore",
+        state("newer", grow): "another version of FanStore",
+        state("older", age): "another version of FanStore",
         state("spoiled", spoil): "not the state of a mount",
         state("short", shorten): "too short",
         state("incomplete", lambda content: None): "No such file or directory",

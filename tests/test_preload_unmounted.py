@@ -21,6 +21,7 @@ from test_outputs_programs import contents
 from test_preload import HERE, QUIET, SCRIPT, compile_driver, home_of, make_source
 from users import account, prefix_of
 
+from fanstore.client.preload import LIBRARY
 from fanstore.fuse.unmounted import find_directory
 from fanstore.job.job_directory import JobDirectory
 
@@ -118,6 +119,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
         codec: prepare(source, folder / f"{codec}.fan", "--partitions", "2", "--codec", codec)
         for codec in ("none", "lz4")
     }
+    # Without links that lead nowhere, which Python would open.
+    prepared["without links"] = prepare(make_source(folder / "own"), folder / "own.fan", "--codec", "lz4")
     return Served(source, prepared, folder)
 
 
@@ -166,12 +169,82 @@ def test_calls_say_the_same(served: Served, tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (0, "error EMFILE\nopened enough\n"), result.stderr
 
 
-def test_python_says_the_same(served: Served, tmp_path: Path) -> None:
-    """Without links that lead nowhere, which it would open."""
-    own = Served(served.source, {"lz4": tmp_path / "d.fan"}, tmp_path)
-    prepare(make_source(tmp_path / "source"), tmp_path / "d.fan", "--codec", "lz4")
-    said = own.all_ways(sys.executable, HERE / "preload_program.py", own.point, codec="lz4")
+def test_python_says_the_same(served: Served) -> None:
+    said = served.all_ways(sys.executable, HERE / "preload_program.py", served.point, codec="without links")
     assert "--- make_mistakes" in said
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_other_versions_of_python_say_the_same(served: Served, version: str) -> None:
+    found = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"), shutil.which(f"python{version}")]
+    python = found[0]
+    if python is None:
+        pytest.skip(f"there is no Python {version}")
+    said = served.all_ways(python, HERE / "preload_program.py", served.point, "plain", codec="without links")
+    assert "--- make_mistakes" in said
+
+
+def test_a_thousand_threads(served: Served) -> None:
+    """With stacks that are as small as some programs make them, all of them at once."""
+    code = """if True:
+        import hashlib, os, sys, threading
+        os.chdir(sys.argv[1])
+        threading.stack_size(256 << 10)
+        found, start = set(), threading.Barrier(1000)
+        def work(number):
+            start.wait()
+            names = ("a/one", "a/b/text.txt", "a/two", f"many/{number}")
+            open(names[-1], "wb").write(b"x" * 100)
+            found.add(tuple(hashlib.md5(open(name, "rb").read()).hexdigest() for name in names))
+        os.mkdir("many")
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(1000)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(len(found), len(os.listdir("many")), sum(os.stat(f"many/{n}").st_size for n in range(1000)))
+    """
+    result = served.run(
+        "no-fuse", "bash", "-c", 'ulimit -n 8192; exec "$@"', "bash", sys.executable, "-c", code, served.point,
+        codec="lz4", options=["--scratch"],
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (0, "1 1000 100000\n"), result.stderr
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_jemalloc_beside_it(served: Served, first: bool) -> None:
+    """An allocator that reads files while it starts, and calls mmap by itself."""
+    jemalloc = "libjemalloc.so.2"
+    alone = subprocess.run(["true"], env={**os.environ, "LD_PRELOAD": jemalloc}, capture_output=True, timeout=LIMIT_S)
+    if alone.stderr:
+        pytest.skip("there is no libjemalloc")
+    libraries = f"{jemalloc}:{LIBRARY}" if first else f"{LIBRARY}:{jemalloc}"
+    plain = served.run("mount", "md5sum", served.point / "a/one", served.point / "a/b/text.txt", codec="lz4")
+    script = 'export LD_PRELOAD="$1"; shift; exec "$@"'
+    reader = ["bash", "-c", script, "bash", libraries, "md5sum", served.point / "a/one", served.point / "a/b/text.txt"]
+    result = served.run("no-fuse", *reader, codec="lz4", MALLOC_CONF="stats_print:false")
+    assert (result.returncode, result.stdout, result.stderr) == (0, plain.stdout, "")
+    writer = [*reader[:5], sys.executable, HERE / "preload_program.py", served.point, "plain"]
+    assert served.run("no-fuse", *writer, codec="without links").returncode == 0
+
+
+@pytest.mark.skipif(not FRAMEWORKS, reason="FANSTORE_TEST_FRAMEWORKS does not name a Python with OpenCV")
+def test_opencv_reads_it(served: Served, tmp_path: Path) -> None:
+    if subprocess.run([FRAMEWORKS, "-c", "import cv2"], capture_output=True, timeout=LIMIT_S).returncode != 0:
+        pytest.skip("this Python has no OpenCV")
+    code = """if True:
+        import hashlib, os, sys
+        os.environ["OPENCV_LOG_LEVEL"] = "OFF"
+        import cv2
+        os.chdir(sys.argv[1])
+        for path in ("picture.png", os.path.abspath("picture.png")):
+            image = cv2.imread(path); print(image.shape, hashlib.md5(image.tobytes()).hexdigest())
+        print(cv2.imread("nothing"), cv2.imread("small.txt"), cv2.imwrite("made.png", image[::2]))
+        print(cv2.imread("made.png").shape, cv2.haveImageReader("picture.png"))
+    """
+    options = ["--output", str(tmp_path / "output")]
+    ways = tuple(WAYS)
+    said = served.all_ways(FRAMEWORKS, "-c", code, served.point, ways=ways, codec="lz4", options=lambda way: options)
+    assert "(64, 64, 3)" in said and "(32, 64, 3) True" in said
+    assert (tmp_path / "output/made.png").exists()
 
 
 PROGRAMS = """
