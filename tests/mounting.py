@@ -39,7 +39,10 @@ def fuse_problem() -> str:
     return ""
 
 
-needs_fuse = pytest.mark.skipif(bool(fuse_problem()), reason=fuse_problem() or "-")
+#: Set for tests that themselves run where there is no mount: what they would mount is at this path for them.
+GIVEN = os.environ.get("FANSTORE_TEST_GIVEN", "")
+
+needs_fuse = pytest.mark.skipif(not GIVEN and bool(fuse_problem()), reason=fuse_problem() or "-")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
 
 
@@ -184,6 +187,16 @@ class Mounted:
     def _is_own(self, directory: Path) -> bool:
         recorded = directory / "mount.json"
         return recorded.exists() and json.loads(recorded.read_bytes())["path"] == os.path.realpath(self.path)
+
+
+class Given(Mounted):
+    """What is at GIVEN: there is no command to be started or stopped."""
+
+    def __init__(self) -> None:
+        self.path = Path(GIVEN)
+
+    def statistics(self) -> dict[str, Any]:
+        return super().statistics() | {"engine": {"name": "native"}}  # that of the test's name
 
 
 class Mount(Protocol):

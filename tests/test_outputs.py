@@ -43,7 +43,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def scratch(module_mount: Mount, prepared: Path, engine: str) -> Mounted:
     """A mount that many tests write to, each under names of its own."""
-    mounted = module_mount(prepared, "--scratch")
+    mounted = mounting.Given() if mounting.GIVEN else module_mount(prepared, "--scratch")
     assert mounted.statistics()["engine"]["name"] == engine
     return mounted
 

@@ -29,7 +29,8 @@ def scratch(module_mount: Mount, tmp_path_factory: pytest.TempPathFactory, engin
     directory = tmp_path_factory.mktemp("open")
     (directory / "source").mkdir()
     (directory / "source/file").write_text("content\n")
-    mounted = module_mount(mounting.prepare(directory / "source", directory / "d.fan"), "--scratch")
+    prepared = mounting.prepare(directory / "source", directory / "d.fan")
+    mounted = mounting.Given() if mounting.GIVEN else module_mount(prepared, "--scratch")
     assert mounted.statistics()["engine"]["name"] == engine
     return mounted
 
