@@ -136,14 +136,14 @@ class UnmountedOutputs:
         place = {"parent": int, "name": bytes}
         return {
             "output-attributes": Request(self._attributes, {"inode": int}),
-            "output-close": Request(self._close, {"inode": int}),
+            "output-close": Request(self._close, {"inode": int}, waits=True),
             "output-create": Request(self._create, {**place, "mode": int, "flags": int}),
             "output-getxattr": Request(self._getxattr, {"inode": int, "name": bytes}),
             "output-list": Request(self._list, {"inode": int}),
             "output-listxattr": Request(self._listxattr, {"inode": int}),
             "output-lookup": Request(self._lookup, place),
             "output-make": Request(self._make, {**place, "mode": int, "target": bytes}),
-            "output-open": Request(self._open, {"inode": int, "flags": int}),
+            "output-open": Request(self._open, {"inode": int, "flags": int}, waits=True),
             "output-path": Request(self._path, {"inode": int}),
             "output-readlink": Request(self._readlink, {"inode": int}),
             "output-remove": Request(self._remove, {**place, "directory": bool}),
