@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from commands import assert_one_error, mpirun
 from conftest import fanstore_command
-from leftovers import MARK_VARIABLE
 from mounting import LIMIT_S, command, needs_fuse, needs_root, prepare
 from sanitized import DRIVERS, compile_c
 from test_outputs_programs import contents
@@ -388,8 +387,15 @@ def test_the_tests_of_outputs_pass_without_a_mount(tmp_path: Path) -> None:
         tests += [f"{HERE / name}::{test}" for test in found if test not in other]
     pytest_command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "native"]
     # What other tests run at the same time is none of its business.
-    variables = {"FANSTORE_TEST_GIVEN": str(own.point), MARK_VARIABLE: f"given-{os.getpid()}"}
-    result = own.run("no-fuse", *pytest_command, *tests, options=["--scratch"], **variables)
+    mine = f"given-{os.getpid()}"
+    result = own.run(
+        "no-fuse",
+        *pytest_command,
+        *tests,
+        options=["--scratch"],
+        FANSTORE_TEST_GIVEN=str(own.point),
+        FANSTORE_TEST_RUN=mine,
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     passed = re.search(r"(\d+) passed", result.stdout)
     assert passed is not None and int(passed[1]) > 40, result.stdout
