@@ -483,12 +483,12 @@ def test_what_no_close_tells_of_is_saved_without_a_mount(served: Served, tmp_pat
             assert process.stdout.readline() == "ready\n"
             assert json.loads(command("stat", tmp_path / "m", "--json").stdout)["outputs"]["being_written"] >= 1
             assert not (output / "killed").exists()
+            assert "open for writing" in assert_one_error(command("umount", tmp_path / "m"), "umount")
             process.kill()
             wait_for((output / "killed").exists)
             wait_for(lambda: (output / "mapped").exists() and (output / "mapped").read_bytes()[:4] == b"late")
             process.stdin.write("\n")
             process.stdin.flush()
-            time.sleep(0)
             process.stdin.write("\n")
             process.stdin.close()
             wait_for(lambda: (output / "inherited").exists() and (output / "inherited").stat().st_size > 0)
