@@ -155,7 +155,7 @@ __attribute__((constructor)) static void start(void) {
         fsx_logs = true;
     }
     const char *reason = strlen(directory) < FSX_STATE_PATH ? attach(directory) : "the name is too long";
-    if (reason == NULL && pthread_atfork(NULL, NULL, forked) == 0)
+    if (reason == NULL && fsx_at_fork(NULL, NULL, forked) == 0)
         atomic_store(&fsx_on, true);
     else
         refuse(directory, reason == NULL ? "there is not enough memory" : reason);

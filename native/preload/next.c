@@ -21,6 +21,14 @@ __asm__(".symver fsx_dlsym, dlsym@GLIBC_2.17");
 #error "which version has dlsym here?"
 #endif
 
+/* What pthread_atfork calls, in all versions of the C library. */
+extern int __register_atfork(void (*before)(void), void (*after)(void), void (*in_child)(void), void *library);
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
+int fsx_at_fork(void (*before)(void), void (*after)(void), void (*in_child)(void)) {
+    return __register_atfork(before, after, in_child, &__dso_handle);
+}
+
 _Atomic(void *) fsx_next_table[FSX_NEXT_COUNT];
 
 static const char *const NAMES[FSX_NEXT_COUNT] = {

@@ -53,4 +53,8 @@ static inline void *fsx_next(enum fsx_name name) {
 /* The same of one that they do not have. */
 #define NEXT_AS(type, name) ((type)fsx_next(FSX_NEXT_##name))
 
+/* As pthread_atfork, which before version 2.34 of the C library is in libpthread: a program without threads must not get
+ * that library from us. Each may be NULL. */
+int fsx_at_fork(void (*before)(void), void (*after)(void), void (*in_child)(void));
+
 #endif

@@ -201,7 +201,7 @@ bool fsx_table_start(const char *path) {
         return false;
     }
     keep_spares();
-    return pthread_atfork(before_fork, after_fork, after_fork_in_child) == 0;
+    return fsx_at_fork(before_fork, after_fork, after_fork_in_child) == 0;
 }
 
 /* The program wants this number, which is one of our own. With the lock held. */
