@@ -32,9 +32,10 @@ pytestmark = [
 #: All that the user has, besides Python: no compiler, no pkg-config, no pip.
 PROGRAMS = ("bash", "diff", "dirname", "fusermount3", "ls", "mkdir", "paste", "sed", "sh", "sort", "uname")
 
-#: For a shell that ends with the first error. $python, $install, $source; stands in a directory of the user.
+#: For a shell that ends with the first error. $programs, $python, $install, $source; stands in a directory of the user.
 SESSION = """
-! command -v gcc cc pip
+PATH=$programs
+if command -v gcc cc pip pkg-config; then exit 99; fi
 "$install" --python "$python" fs
 . fs/bin/activate
 fanstore --version
@@ -124,7 +125,8 @@ def test_a_user_without_rights_and_compiler(
         [*prefix_of(user), shutil.which("bash") or "bash", "-exc", SESSION],
         cwd=home,
         env={
-            "PATH": f"{path}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "programs": path,
             "HOME": str(home),
             "python": python,
             "install": str(unpacked / "install"),

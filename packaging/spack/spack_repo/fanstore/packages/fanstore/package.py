@@ -1,21 +1,25 @@
-# Recipe for Spack: copy this file to var/spack/repos/.../packages/fanstore/ of a repository of your own, give its place
-# with `git = ...` (there is no public one yet), and `spack install fanstore`. tests/test_packaging.py keeps it in step with
-# pyproject.toml.
+# For Spack 1.0 or newer, in a clone of FanStore:
+#     spack repo add packaging/spack/spack_repo/fanstore
+#     spack install fanstore
+# The packages beside this one are those that Spack's own repository does not have. tests/test_packaging.py keeps this
+# one in step with pyproject.toml.
+from pathlib import Path
+
+from spack_repo.builtin.build_systems.python import PythonPackage
+
 from spack.package import *
 
 
 class Fanstore(PythonPackage):
     """A transient, distributed, user-space file system for deep-learning input on clusters."""
 
-    # On PyPI "fanstore" is another program: this one is installed from its sources.
-    git = "file:///path/to/fanstore"
+    # The clone that this file is in. On PyPI "fanstore" is another program.
+    git = Path(__file__).resolve().parents[6].as_uri()
     license("BSD-3-Clause")
 
-    version("main", branch="main")
-    version("0.1.0", tag="v0.1.0")
+    version("0.1.0", branch="main")
 
     variant("mpi", default=True, description="Several nodes in one job")
-    variant("objects", default=False, description="Datasets behind HTTP and in S3")
 
     depends_on("c", type="build")
     depends_on("cmake@3.20:", type="build")
@@ -38,8 +42,8 @@ class Fanstore(PythonPackage):
     depends_on("py-xxhash@3.4:", type=("build", "run"))
     depends_on("py-zstandard@0.22:", type=("build", "run"))
 
-    depends_on("py-mpi4py@4.0:", type=("build", "run"), when="+mpi")
-    depends_on("openmpi@5.0:", type=("build", "run"), when="+mpi")
-    depends_on("py-obstore@0.12:", type=("build", "run"), when="+objects")
+    with when("+mpi"):
+        depends_on("py-mpi4py@4.0:", type=("build", "run"))
+        depends_on("openmpi@5.0:", type=("build", "run"))
 
     import_modules = ["fanstore", "fanstore._native"]
