@@ -24,6 +24,7 @@ PACKAGES = {
     "nginx": "nginx-light",  # datasets over HTTP: tests/object_servers.py
     "rsync": "rsync",  # onto outputs
     "strace": "strace",  # system calls counted, delayed and made to fail
+    "dpkg-source": "dpkg-dev",  # scripts/bundle
     "valgrind": "valgrind",  # memory of the native engine
 }
 LIMIT_S = 240.0

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 #: All that the user has, besides Python: no compiler, no pkg-config, no pip.
-PROGRAMS = ("bash", "diff", "dirname", "fusermount3", "ls", "mkdir", "paste", "sed", "sh", "sort", "uname")
+PROGRAMS = ("bash", "cat", "diff", "dirname", "fusermount3", "ls", "mkdir", "paste", "sed", "sh", "sort", "uname")
 
 #: For a shell that ends with the first error. $programs, $python, $install, $source; stands in a directory of the user.
 SESSION = """

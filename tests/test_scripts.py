@@ -46,7 +46,7 @@ def test_script_is_executable_and_parses(script: Path) -> None:
         assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.parametrize("script", ["setup", "demo", "examples"])
+@pytest.mark.parametrize("script", ["setup", "bundle", "demo", "examples"])
 def test_help_and_wrong_usage(script: str) -> None:
     shown = run(SCRIPTS / script, "--help")
     assert shown.returncode == 0
@@ -112,7 +112,7 @@ def test_setup_names_missing_packages_when_it_may_not_install(tmp_path: Path) ->
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """With three tests of its own. Set-up, packages, lint and types have nothing to do; the rest of the run is real."""
-    for name in ("MPICH", "FRAMEWORKS", "HUGE"):
+    for name in ("MPICH", "FRAMEWORKS", "HUGE", "BUNDLE"):
         monkeypatch.delenv(f"FANSTORE_TEST_{name}", raising=False)  # of the run that we are in
     root = tmp_path / "clone"
     (root / "tests").mkdir(parents=True)
@@ -122,6 +122,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for program, text in {"ruff": "", "mypy": "", "python": f'exec "{sys.executable}" "$@"'}.items():
         executable(root / ".venv" / "bin" / program, text)
     executable(root / "scripts" / "setup", "")
+    executable(root / "scripts" / "bundle", 'echo "bundle $*"')
     # In one piece: what is run meanwhile prints to the same terminal.
     (root / "tests" / "packages.py").write_text(
         "import os, sys\nos.write(1, b'packages %b\\n' % os.fsencode(' '.join(sys.argv[1:])))\n"
@@ -139,7 +140,7 @@ import pytest
 @pytest.mark.skipif("FANSTORE_TEST_MPICH" not in os.environ, reason="no MPICH")
 @pytest.mark.parametrize("number", range(2))
 def test_needs_mpich(number):
-    print(os.environ["FANSTORE_TEST_MPICH"], os.environ["FANSTORE_TEST_FRAMEWORKS"], os.environ["FANSTORE_TEST_HUGE"])
+    print(*(os.environ[f"FANSTORE_TEST_{name}"] for name in ("MPICH", "FRAMEWORKS", "HUGE", "BUNDLE")))
 
 def test_fine():
     pass
@@ -169,7 +170,9 @@ def test_test_leaves_nothing_out_when_asked(clone: Path, way: str) -> None:
     result = run(script, *options, "-rP", CI="true" if way == "CI=true" else "")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "packages --required\n" in result.stdout
-    assert "mpich-python frameworks-python 1\n" in result.stdout
+    bundle = re.search(r"^bundle --output (\S+) --python \S+/python$", result.stdout, re.MULTILINE)
+    assert bundle is not None
+    assert f"mpich-python frameworks-python 1 {bundle[1]}\n" in result.stdout
     assert "\nno test was skipped\n" in result.stdout
 
 

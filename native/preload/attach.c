@@ -90,7 +90,7 @@ static void *map(const char *directory, const char *name, int protection, size_t
     if (end < 0 || (size_t)end < least || end == 0) {
         errno = EINVAL;
     } else {
-        memory = (void *)syscall(SYS_mmap, NULL, (size_t)end, protection, MAP_SHARED, fd, 0);
+        memory = fsx_map((size_t)end, protection, MAP_SHARED, fd);
         if (memory == MAP_FAILED)
             memory = NULL;
         *bytes = (size_t)end;

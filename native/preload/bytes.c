@@ -24,6 +24,7 @@
 
 #include <xxhash.h>
 
+#include "preload/next.h"
 #include "preload/preload.h"
 
 #ifndef MADV_POPULATE_READ
@@ -56,8 +57,7 @@ static _Atomic uint32_t opening; /* one thread opens at a time; another one asks
 static bool may_map = true, may_read = true;
 
 static void *memory(size_t bytes) {
-    void *got = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                                -1, 0);
+    void *got = fsx_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
     return got == MAP_FAILED ? NULL : got;
 }
 
@@ -108,7 +108,7 @@ static bool is_of_this_machine(int fd) {
 static const uint8_t *map_file(int fd, uint64_t bytes) {
     if (!may_map || bytes < PAGE_BYTES || !is_of_this_machine(fd))
         return NULL;
-    const uint8_t *map = (const uint8_t *)syscall(SYS_mmap, NULL, (size_t)bytes, PROT_READ, MAP_SHARED, fd, 0);
+    const uint8_t *map = fsx_map((size_t)bytes, PROT_READ, MAP_SHARED, fd);
     if (map == MAP_FAILED)
         return NULL;
     if (syscall(SYS_madvise, map, (size_t)PAGE_BYTES, MADV_POPULATE_READ) == 0)

@@ -21,6 +21,7 @@
 #include "format/chunk.h"
 #include "format/sharedcache.h"
 #include "preload/ask.h"
+#include "preload/next.h"
 #include "preload/preload.h"
 #include "preload/sockets.h"
 
@@ -63,7 +64,7 @@ static const char *attach(void) {
         fsx_answer_close(&answer);
         return "what the daemon shows is not understood";
     }
-    const uint8_t *got = (const uint8_t *)syscall(SYS_mmap, NULL, header.bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    const uint8_t *got = fsx_map(header.bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd);
     if (got == MAP_FAILED) {
         fsx_answer_close(&answer);
         return "the daemon's cache cannot be mapped";

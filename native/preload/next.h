@@ -9,6 +9,8 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define FSX_NAMES(X) \
     X(open) X(open64) X(openat) X(openat64) X(__open_2) X(__open64_2) X(__openat_2) X(__openat64_2) X(close) X(close_range) \
@@ -52,6 +54,11 @@ static inline void *fsx_next(enum fsx_name name) {
 #define NEXT(name) ((__typeof__(&(name)))fsx_next(FSX_NEXT_##name))
 /* The same of one that they do not have. */
 #define NEXT_AS(type, name) ((type)fsx_next(FSX_NEXT_##name))
+
+/* mmap from the beginning of a file. Each argument is a whole register: one of type int goes on the stack as half of one. */
+static inline void *fsx_map(size_t bytes, int protection, int flags, int fd) {
+    return (void *)syscall(SYS_mmap, NULL, bytes, (long)protection, (long)flags, (long)fd, 0L);
+}
 
 /* As pthread_atfork, which before version 2.34 of the C library is in libpthread: a program without threads must not get
  * that library from us. Each may be NULL. */

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/nanoseconds.h"
+#include "preload/next.h"
 #include "preload/preload.h"
 
 #define MOST 16
@@ -41,7 +42,7 @@ static struct {
 
 bool fsx_sockets_start(void) {
     const size_t bytes = (FSX_SOCKET_KINDS * sizeof *pools + 4095) / 4096 * 4096;
-    void *got = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *got = fsx_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (got == MAP_FAILED)
         return false;
     syscall(SYS_madvise, got, bytes, MADV_WIPEONFORK); /* before Linux 4.14, fsx_sockets_forked does it */

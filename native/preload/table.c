@@ -162,8 +162,7 @@ static void after_fork(void);
 static void after_fork_in_child(void);
 
 static void *memory(size_t bytes) {
-    void *got = (void *)syscall(SYS_mmap, NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                                -1, 0);
+    void *got = fsx_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
     return got == MAP_FAILED ? NULL : got;
 }
 

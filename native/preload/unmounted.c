@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "preload/ask.h"
+#include "preload/next.h"
 #include "preload/outputs.h"
 #include "preload/preload.h"
 
@@ -212,7 +213,7 @@ static bool fill_with(int fd, uint32_t entry) {
         return false;
     if (size == 0)
         return true;
-    void *map = (void *)syscall(SYS_mmap, NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *map = fsx_map((size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
     if (map == MAP_FAILED)
         return false;
     bool done = true;
