@@ -152,7 +152,7 @@ def test_picture_is_for_light_and_dark() -> None:
 
 def test_files_that_are_named_exist() -> None:
     """In the documents, and in what the sources say of each other."""
-    tops = ("fanstore", "native", "tests", "benchmarks", "docs", "scripts", "examples")
+    tops = ("fanstore", "native", "tests", "benchmarks", "docs", "scripts", "examples", "packaging")
     files = {"/" + path.relative_to(ROOT).as_posix() for top in tops for path in (ROOT / top).rglob("*.*")}
     files |= {f"/{path.name}" for path in ROOT.glob("*.md")}
     sources = [ROOT / name[1:] for name in sorted(files) if re.search(r"\.(py|c|h|md)$", name)]
