@@ -37,7 +37,6 @@ class Fanstore(PythonPackage):
     depends_on("py-numpy@1.26:", type=("build", "run"))
     depends_on("py-outcome@1.3:", type=("build", "run"))
     depends_on("py-pyfuse3@3.3:", type=("build", "run"))
-    depends_on("py-tqdm@4.66:", type=("build", "run"))
     depends_on("py-trio@0.25:", type=("build", "run"))
     depends_on("py-xxhash@3.4:", type=("build", "run"))
     depends_on("py-zstandard@0.22:", type=("build", "run"))
