@@ -128,9 +128,14 @@ def table(courses: list[Course], arguments: argparse.Namespace) -> str:
     for course in courses:
         last = max(course.samples[-1]["memory"], key=lambda memory: memory["VmRSS"])
         figures = (course.bound_bytes, course.peak_bytes(), last["VmRSS"], last["RssAnon"], course.growth_bytes())
-        figures += (course.helpers_bytes(),)
         reads = course.samples[-1]["reads"]
-        rows.append([str(course.ranks), f"{reads:,}", *(f"{figure / MIB:,.0f}" for figure in figures)])
+        rows.append(
+            [
+                str(course.ranks),
+                f"{reads:,}",
+                *(f"{figure / MIB:,.0f}" for figure in (*figures, course.helpers_bytes())),
+            ]
+        )
     words = (
         f"Memory of the largest daemon, {arguments.seconds:g} s under load each: {arguments.readers} readers for each "
         f"mount, --cache {arguments.cache_mib}MiB, {arguments.codec}, engine {arguments.engine}. Growth: of anonymous "
