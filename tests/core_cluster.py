@@ -13,13 +13,15 @@ import trio
 from inprocess_transport import Network
 
 from fanstore.dataset.broker import Broker
+from fanstore.dataset.partial_copies import Bringer
 from fanstore.dataset.placement import Placement, place
 from fanstore.dataset.remote import Remote
 from fanstore.dataset.restoring import Copier
 from fanstore.dataset.sources import Sources, Verify
-from fanstore.dataset.staging import stage
+from fanstore.dataset.staging import begin_copies, stage
 from fanstore.dataset.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
+from fanstore.format.storage import Stored
 from fanstore.job.copies import Copies
 from fanstore.telemetry.statistics import Source, SourceStatistics, Statistics
 
@@ -40,11 +42,15 @@ class Member:
     broker: Broker
     local: Path
     copies: Copies
+    bringer: Bringer
     deaf: bool = False
     unheard: list[int] = field(default_factory=list)
 
     def mapped_partition(self, partition: int) -> memoryview | None:
         return self.store.mapped(partition)
+
+    async def bring(self, partition: int, offset: int, length: int) -> Stored:
+        return await self.bringer.bring(partition, offset, length)
 
     async def answer(self, peer: int, question: bytes) -> bytes:
         return b""
@@ -91,7 +97,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    prepared: Path,
+    prepared: Path | str,
     base: Path,
     *,
     size: int = 3,
@@ -101,8 +107,9 @@ async def cluster(
     timeout_s: float = 60.0,
     cache_bytes: int = 64 << 20,
     staged: bool = True,
+    copying: bool = False,
 ) -> AsyncIterator[Cluster]:
-    """The nodes of one job, staged unless told otherwise."""
+    """The nodes of one job, staged unless told otherwise; ``copying``: they will be, as in the daemons of a job."""
     network = Network(size)
     datasets = [PreparedDataset.open(prepared) for _ in range(size)]
     parts = datasets[0].manifest.partitions
@@ -114,6 +121,8 @@ async def cluster(
         local = base / f"local-{rank}"
         local.mkdir()
         store = PartitionStore(dataset)
+        if copying:
+            begin_copies(dataset, store, local, placement.of_rank(rank))
         statistics = Statistics()
         hosts = [f"node{number}" for number in range(size)]
         remote = Remote(network.peers(rank), placement, hosts, statistics, timeout_s)
@@ -122,7 +131,7 @@ async def cluster(
         copier = Copier(dataset, store, local, outputs=lambda: False)
         copies = Copies(network.peers(rank), remote, placement, hosts, copier)
         statistics.add_section("copies", copies.statistics)
-        nodes.append(Member(rank, dataset, store, statistics, remote, broker, local, copies))
+        nodes.append(Member(rank, dataset, store, statistics, remote, broker, local, copies, Bringer(store, timeout_s)))
         network.peers(rank).serve(nodes[-1])
     made = Cluster(network, placement, nodes)
     try:

@@ -19,7 +19,16 @@ from collections.abc import Callable
 import trio
 
 from fanstore.errors import FanstoreError
-from fanstore.transport.peers import MESSAGE_BYTES, Host, PeerLostError, PeerRefusedError, PeerTimeoutError
+from fanstore.format.storage import Stored
+from fanstore.transport.peers import (
+    MESSAGE_BYTES,
+    NOT_YET,
+    Host,
+    PeerBusyError,
+    PeerLostError,
+    PeerRefusedError,
+    PeerTimeoutError,
+)
 from fanstore.transport.window import Window
 
 log = logging.getLogger(__name__)
@@ -159,8 +168,10 @@ class InProcessPeers:
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
         other = self._network.peers(peer)
         answer = await self._request(
-            peer, lambda complete: complete(other.give(self.rank, partition, offset, length)), length, timeout_s
+            peer, lambda complete: other.give(self.rank, partition, offset, length, complete), length, timeout_s
         )
+        if len(answer) != length and answer == NOT_YET:
+            raise PeerBusyError(f"rank {peer} is bringing these bytes of partition {partition}")
         if len(answer) != length:
             raise PeerRefusedError(f"rank {peer} does not have these bytes of partition {partition}")
         self._counters["fetches"] += 1
@@ -294,19 +305,31 @@ class InProcessPeers:
             request.done.set()
             self._window[peer].leave(request.answer_bytes)
 
-    def give(self, asker: int, partition: int, offset: int, length: int) -> bytearray:
+    def give(self, asker: int, partition: int, offset: int, length: int, complete: Callable[[bytearray], None]) -> None:
         """A copy of stored bytes; empty if they are not here."""
         assert self._host is not None
         self._silent.discard(asker)
         data = self._host.mapped_partition(partition)
-        if data is None or offset + length > len(data):
+        if data is None:
+            trio.lowlevel.spawn_system_task(self._bring, partition, offset, length, complete)
+        else:
+            complete(self._count(data[offset : offset + length] if offset + length <= len(data) else b""))
+
+    async def _bring(self, partition: int, offset: int, length: int, complete: Callable[[bytearray], None]) -> None:
+        assert self._host is not None
+        answer = self._count(await self._host.bring(partition, offset, length))
+        if not self._ended:
+            complete(answer)
+
+    def _count(self, stored: Stored) -> bytearray:
+        if not stored:
             self._counters["refused"] += 1
-            return bytearray()
-        self._counters["served"] += 1
-        self._counters["served_bytes"] += length
-        copy = bytearray(data[offset : offset + length])
-        if self.damaged:
-            copy[length // 2] ^= 0xFF
+        elif stored is not NOT_YET:
+            self._counters["served"] += 1
+            self._counters["served_bytes"] += len(stored)
+        copy = bytearray(stored)
+        if self.damaged and copy:
+            copy[len(copy) // 2] ^= 0xFF
         return copy
 
     def reply(self, asker: int, question: bytes, complete: Callable[[bytearray], None]) -> None:

@@ -71,7 +71,8 @@ class Nginx:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._work = work
-        location = f"location / {{ root {root}; if (-f {work}/forbidden) {{ return 403; }} }}"
+        faults = f"if (-f {work}/forbidden) {{ return 403; }} if (-f {work}/slow) {{ set $limit_rate 300k; }}"
+        location = f"location / {{ root {root}; {faults} }}"
         if upstream:
             location = f"location / {{ proxy_pass {upstream}; proxy_set_header Host $http_host; }}"
         user = "user root;" if os.geteuid() == 0 else ""
@@ -81,6 +82,10 @@ class Nginx:
     def forbid(self) -> None:
         """From now on the answer to everything is 403."""
         (self._work / "forbidden").touch()
+
+    def slow_down(self) -> None:
+        """From now on each answer has 300 KiB a second."""
+        (self._work / "slow").touch()
 
     def hold(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)

@@ -70,15 +70,17 @@ def test_python_is_not_asked(start_job: StartJob, prepared: dict[str, Path], sou
 
 
 @needs_strace
-def test_refused_while_staging(start_job: StartJob, prepared: dict[str, Path], source: Source) -> None:
-    """A node that has not copied a partition yet is asked, refuses, and is asked again when it has."""
+def test_asked_again_while_staging(start_job: StartJob, prepared: dict[str, Path], source: Source) -> None:
+    """A node that is copying slowly what it is asked for says so, is not taken for dead, and has it then."""
     parts = [word for path in sorted(prepared["none"].glob("part-*.tar")) for word in ("-P", path)]
     held = ["strace", "-D", "-f", "-qq", "-o", "/dev/null", *parts]
-    held += ["-e", "trace=read", "-e", "inject=read:delay_enter=100s:when=1"]
+    held += ["-e", "trace=preadv", "-e", "inject=preadv:delay_enter=4s:when=1"]
     job = start_job(prepared["none"], 2, local=True, wrapper=held)
     source.check(job.mount(0))
-    assert job.peer(0, 1)["refused"] > 0
-    assert job.reads(0, "shared") > 0
+    peer = job.peer(0, 1)
+    assert (peer["refused"], peer["timeouts"], peer["state"]) == (0, 0, "alive")
+    assert job.reads(0, "shared") == 0
+    assert job.reads(0, "remote") > 0
     for pid in job.pids:
         end_tracer(pid)
     job.wait_staged()

@@ -134,15 +134,19 @@ def test_limited_by_disks_workers_and_decompression() -> None:
 
 
 @pytest.mark.parametrize("way", [Way.FANSTORE, Way.ORDERED])
-def test_what_was_read_is_read_again_when_it_is_staged(way: Way) -> None:
-    """Staging and reads take turns; staging first reads everything once."""
+@pytest.mark.parametrize("room_mb", [1e9, 100.0])
+def test_what_is_kept_is_read_once(way: Way, room_mb: float) -> None:
+    """Staging and reads take turns, and what was read is staged with that; what has no room is read in each epoch."""
     speeds: dict[str, Any] = {"small_files_per_s": flat(1_000), "large_mb_per_s": flat(200)}
-    few = replace(TRAINING, workers=4)
+    few = replace(TRAINING, workers=4, room_mb=room_mb)
     found = plan(way, training=few, **speeds)
-    assert 1.05 * 1_000 < found.shared_mb < (1 + 3) * 1_000
+    kept = min(1.0, 4 * room_mb / 1_000)
+    assert found.shared_mb == pytest.approx(kept * 1_000 + 3 * (1 - kept) * 1_000)
+    assert found.network_mb == pytest.approx(3 * kept * 1_000 * 3 / 4)
     assert found.epochs[0].seconds >= 1_000 / 200
+    assert found.epochs[0].shared_mb == pytest.approx(1_000)
     first = plan(way, training=replace(few, stage_first=True), **speeds)
-    assert first.shared_mb == pytest.approx(1_000)
+    assert first.shared_mb == pytest.approx(found.shared_mb)
 
 
 def test_memory_at_best() -> None:
@@ -172,15 +176,16 @@ def test_very_many_epochs() -> None:
 
 
 def test_staging_that_takes_very_many_epochs() -> None:
-    """One node that reads from memory at once, and a disk of 0.1 MB/s: it is full after the time that this takes."""
-    found = plan(
-        Way.FANSTORE,
-        training=replace(TRAINING, nodes=1, epochs=30_000, workers=4),
-        disk_write=flat(0.1),
-        memory_mb=5_000.0,
-    )
-    staged_mb = found.shared_mb - found.epochs[0].shared_mb
-    assert staged_mb == pytest.approx(0.1 * (found.seconds - found.first_end_s), rel=0.01)
+    """A disk of 0.1 MB/s: what is read in the first epoch is written to it. What no epoch reads, since batches are
+    large, is staged meanwhile and afterwards."""
+    few = replace(TRAINING, nodes=1, epochs=30_000, workers=4)
+    found = plan(Way.FANSTORE, training=few, disk_write=flat(0.1), memory_mb=5_000.0)
+    assert found.epochs[0].seconds == pytest.approx(1_000 / 0.1, rel=0.01)
+    half = replace(few, batch=5_001)
+    found = plan(Way.FANSTORE, training=half, disk_write=flat(0.1), memory_mb=5_000.0)
+    rest_mb = found.shared_mb - found.epochs[0].shared_mb
+    assert 0 < rest_mb < 499.9
+    assert rest_mb == pytest.approx(0.1 * (found.seconds - found.first_end_s), rel=0.01)
 
 
 # --- the simulation of the same thing ---

@@ -294,6 +294,25 @@ def test_each_byte_once(
 
 
 @needs_nginx
+@needs_jobs
+def test_each_byte_once_in_a_first_epoch_during_staging(
+    start_job: StartJob, nginx: Nginx, prepared: Path, tree: Path
+) -> None:
+    """Nobody waits for staging: who wants bytes has them from the node that keeps them, which gets them next."""
+    nginx.slow_down()
+    job = start_job(f"{nginx.url}/{prepared.name}", 3, local=True)
+    mounts = job.mounts()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda mounted: same(mounted, tree), mounts))
+    early = sum(json.loads((m / ".fanstore/stats.json").read_text())["sources"]["shared"]["reads"] for m in mounts)
+    waited = sum(job.log_text(rank).count("did not answer") for rank in range(3))
+    job.end()
+    assert (early, waited) == (0, 0)
+    sent = nginx.sent()
+    assert {name: sent[name] for name in partition_bytes(prepared)} == partition_bytes(prepared)
+
+
+@needs_nginx
 def test_anonymous_and_signed(s3: S3, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = upload(s3, prepared)
     assert run_inside("verify", address, "--quiet").returncode == 0

@@ -53,6 +53,9 @@ class Member:
     def mapped_partition(self, partition: int) -> memoryview | None:
         return None
 
+    async def bring(self, partition: int, offset: int, length: int) -> bytes:
+        return b""
+
     async def answer(self, peer: int, question: bytes) -> bytes:
         word, *arguments = msgpack.unpackb(question[len(OUTPUT_QUESTION) :])
         return cast(bytes, msgpack.packb(await self.sequencer.handlers()[word](peer, *arguments)))

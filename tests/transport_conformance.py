@@ -18,8 +18,11 @@ import trio
 
 from fanstore.dataset.mapping import map_file
 from fanstore.errors import FanstoreError
+from fanstore.format.storage import Stored
 from fanstore.transport.peers import (
     MESSAGE_BYTES,
+    NOT_YET,
+    PeerBusyError,
     PeerLostError,
     PeerRefusedError,
     Peers,
@@ -32,6 +35,8 @@ RANKS = 3
 LIMIT_S = 40.0
 KIB, MIB = 1 << 10, 1 << 20
 PARTITION_BYTES = 5 * MIB
+#: Partitions from this one on are being copied.
+COPIED = 3000
 SIZES = (1, 2, 23, 24, 100, 4095, 4096, 4097, 64 * KIB - 1, 64 * KIB, 107 * KIB, MIB + 1, 4 * MIB + 23)
 
 
@@ -47,17 +52,25 @@ def content(partition: int) -> memoryview:
 
 
 class Served:
-    """The host of one rank: it holds partition p if p modulo the number of ranks is its rank."""
+    """The host of one rank: it holds partition p if p modulo the number of ranks is its rank, or is copying it."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.words: dict[int, list[bytes]] = {other: [] for other in range(size)}
         self.lost_ranks: list[int] = []
+        self.is_bringing = False
         self.changed = trio.Event()
 
     def mapped_partition(self, partition: int) -> memoryview | None:
-        return content(partition) if partition % self.size == self.rank else None
+        return content(partition) if partition % self.size == self.rank and partition < COPIED else None
+
+    async def bring(self, partition: int, offset: int, length: int) -> Stored:
+        """Of partitions that are being copied: at the second question."""
+        if partition % self.size != self.rank or partition < COPIED:
+            return b""
+        self.is_bringing = not self.is_bringing
+        return NOT_YET if self.is_bringing else content(partition)[offset : offset + length]
 
     async def answer(self, peer: int, question: bytes) -> bytes:
         return b"" if question == b"refuse" else b"%d:" % peer + question[: MESSAGE_BYTES - 8]
@@ -131,6 +144,26 @@ async def fetch_all_sizes(node: Node) -> None:
                 await node.check_fetch(peer, node.partition_of(peer), offset, size)
     assert node.counter("fetched_bytes") >= 3 * sum(SIZES)
     await node.meet()
+
+
+async def brought(node: Node) -> None:
+    """Bytes of a partition that is being copied: who is told to ask again gets them then, and nobody is silent."""
+    node.peers.serve(node.host)
+    await node.meet()
+    if node.rank == 0:
+        for peer in node.others:
+            partition = node.partition_of(peer, COPIED)
+            for size in (2, 107 * KIB, 4 * MIB):
+                try:
+                    await node.check_fetch(peer, partition, 1, size)
+                except PeerBusyError:
+                    await node.check_fetch(peer, partition, 1, size)
+                else:
+                    raise AssertionError("it had them at once")
+            assert not node.peers.is_silent(peer)
+    await node.meet()
+    if node.rank != 0:
+        assert (node.counter("served"), node.counter("refused")) == (3, 0)
 
 
 async def serve_later(node: Node) -> None:
@@ -447,6 +480,7 @@ SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
         fetch_all_sizes,
+        brought,
         serve_later,
         broadcast_and_gather,
         gather_while_serving,

@@ -349,7 +349,7 @@ def _parser() -> argparse.ArgumentParser:
         "--stage-first",
         action="store_true",
         help="mount only when everything is copied to --local; without it the copying goes on behind the first reads, "
-        "which come from where the partitions are",
+        "and what they want is copied next",
     )
     parser.add_argument(
         "--cache",

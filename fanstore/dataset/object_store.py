@@ -3,12 +3,12 @@
 Owns how many requests of readers are under way at a time. Used by sources.py, staging.py and restoring.py.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 import trio
 
 from fanstore.dataset.source import PreparedSource
-from fanstore.format.objects import Objects
+from fanstore.format.objects import RANGE_BYTES, Objects
 from fanstore.format.prepared import PreparedDataset
 from fanstore.telemetry.statistics import Source
 
@@ -24,6 +24,7 @@ class ObjectStore(PreparedSource):
     """
 
     name = Source.SHARED
+    stride = RANGE_BYTES
     abandons = True
 
     def __init__(self, prepared: PreparedDataset, storage: Objects) -> None:
@@ -37,6 +38,8 @@ class ObjectStore(PreparedSource):
     def label(self, partition: int) -> str:
         return f"object {self._prepared.partition_label(partition)}"
 
-    def stream(self, partition: int) -> Generator[memoryview, None, None]:
+    def stream(
+        self, partition: int, ranges: Iterable[tuple[int, int]] | None = None
+    ) -> Generator[memoryview, None, None]:
         info = self._prepared.manifest.partitions[partition]
-        return self._storage.stream(info.file, info.bytes)
+        return self._storage.stream(info.file, info.bytes, ranges)

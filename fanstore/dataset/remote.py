@@ -7,9 +7,10 @@ The chunk broker fetches the common case by itself (``Fetcher``, native/chunks/p
 for what, and whatever goes wrong there is noted here, before the same chunk is asked for here.
 
 A peer is not asked while there is a reason to think that it costs time for nothing: never again once it is dead; while
-it is silent only as the last resort, or by ``watch``; for a second after it has said that it does not have a partition
-(it is still copying it). One that gave damaged bytes is asked last for that partition. So a reader waits for a time-out
-only if a peer falls silent while it is being asked.
+it is silent only as the last resort, or by ``watch``; for a second after it has said that it does not have a partition.
+One that is still copying it brings first what it is asked for, and says so if that takes long (PeerBusyError): then it
+is asked again. One that gave damaged bytes is asked last for that partition. So a reader waits for a time-out only if a
+peer falls silent while it is being asked.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fanstore.errors import CorruptDataError
 from fanstore.format.storage import Stored
 from fanstore.telemetry.events import NOTABLE
 from fanstore.telemetry.statistics import OperationStatistics, Source, Statistics
-from fanstore.transport.peers import PeerError, PeerLostError, PeerRefusedError, Peers, PeerTimeoutError
+from fanstore.transport.peers import PeerBusyError, PeerError, PeerLostError, PeerRefusedError, Peers, PeerTimeoutError
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ WATCH_LONGEST_S = 60.0
 #: Seconds for a peer to give a range that is copied (restoring.py). Nobody waits for it, and who is asked for less by a
 #: reader must not be called silent because its disk is busy with this.
 COPY_LIMIT_S = 30.0
+
+#: Seconds for which a peer is asked that says that it is bringing these bytes from the shared file system.
+BRING_LIMIT_S = 60.0
 
 
 @dataclass
@@ -150,7 +154,14 @@ class Remote:
 
     async def fetch_range(self, peer: int, partition: int, offset: int, length: int) -> memoryview:
         """Bytes of a partition from this peer, as they are stored and not checked: to be copied. Raises PeerError."""
-        data = await self._ask(peer, partition, offset, length, COPY_LIMIT_S)
+        limit_s = trio.current_time() + BRING_LIMIT_S
+        while True:
+            try:
+                data = await self._ask(peer, partition, offset, length, COPY_LIMIT_S)
+                break
+            except PeerBusyError:
+                if trio.current_time() > limit_s:
+                    raise
         self._counters[peer].fetches += 1
         self._counters[peer].fetched_bytes += length
         return data
@@ -210,12 +221,25 @@ class Remote:
         return await self._read(partition, offset, length, check, last_resort)
 
     async def _read(self, partition: int, offset: int, length: int, check: Check, last_resort: bool) -> Stored:
+        limit_s = trio.current_time() + BRING_LIMIT_S
+        while True:
+            try:
+                return await self._read_now(partition, offset, length, check, last_resort)
+            except PeerBusyError:
+                if trio.current_time() > limit_s:
+                    raise
+
+    async def _read_now(self, partition: int, offset: int, length: int, check: Check, last_resort: bool) -> Stored:
         refusals = 0
+        busy: PeerBusyError | None = None
         for peer in self._candidates(partition, offset, last_resort):
             counters = self._counters[peer]
             start_ns = time.perf_counter_ns()
             try:
                 stored = await self._ask(peer, partition, offset, length, self.timeout_s)
+            except PeerBusyError as error:
+                busy = error  # another one may have it
+                continue
             except PeerError as error:
                 self._latency.record(time.perf_counter_ns() - start_ns, failed=True)
                 refusals += isinstance(error, PeerRefusedError)
@@ -231,6 +255,8 @@ class Remote:
             counters.fetches += 1
             counters.fetched_bytes += length
             return checked
+        if busy is not None:
+            raise busy
         raise PeerError(f"no other node could give these bytes of partition {partition}")
 
     async def _ask(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:

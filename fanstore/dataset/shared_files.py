@@ -3,12 +3,14 @@
 Used by sources.py, staging.py and restoring.py.
 """
 
-from collections.abc import Generator
+import os
+from collections.abc import Generator, Iterable
 
 import trio
 
 from fanstore.dataset.source import PreparedSource
 from fanstore.dataset.store import PartitionStore
+from fanstore.format.storage import BLOCK_BYTES, advise, blocks_of
 from fanstore.telemetry.statistics import Source
 
 
@@ -16,6 +18,7 @@ class SharedFiles(PreparedSource):
     """The partition files, where fanstore-prep has written them."""
 
     name = Source.SHARED
+    stride = BLOCK_BYTES
 
     def __init__(self, store: PartitionStore, limiter: trio.CapacityLimiter) -> None:
         super().__init__(limiter)
@@ -27,6 +30,21 @@ class SharedFiles(PreparedSource):
     def label(self, partition: int) -> str:
         return f"partition file {self._store.prepared.partition_label(partition)}"
 
-    def stream(self, partition: int) -> Generator[memoryview, None, None]:
-        info = self._store.prepared.manifest.partitions[partition]
-        return self._store.prepared.storage.stream(info.file, info.bytes)
+    def stream(
+        self, partition: int, ranges: Iterable[tuple[int, int]] | None = None
+    ) -> Generator[memoryview, None, None]:
+        if ranges is None:
+            ranges = ((0, self._store.prepared.manifest.partitions[partition].bytes),)
+        # The descriptor of those who read ranges: a file that is opened once more may lose what is in memory of it.
+        file = self._store.acquire(partition, prepared=True)
+        try:
+            yield from blocks_of(file.fd, ranges)
+        finally:
+            self._store.release(file)
+
+    def forget(self, partition: int) -> None:
+        file = self._store.acquire(partition, prepared=True)
+        try:
+            advise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            self._store.release(file)

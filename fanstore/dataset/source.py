@@ -6,7 +6,7 @@ order in which they are asked is in sources.py. A source whose bytes are in file
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Protocol
 
 import trio
@@ -61,8 +61,22 @@ class BlockingSource(ABC):
 
 
 class PreparedSource(BlockingSource):
-    """The prepared dataset, where it is: the source that has everything, and from which the others are filled."""
+    """The prepared dataset, where it is: the source that has everything, and from which the others are filled.
+
+    Attributes:
+        stride: bytes that a stream asks for at once.
+    """
+
+    stride: int
 
     @abstractmethod
-    def stream(self, partition: int) -> Generator[memoryview, None, None]:
-        """All of a partition in order, for staging: as Storage.stream has it."""
+    def stream(
+        self, partition: int, ranges: Iterable[tuple[int, int]] | None = None
+    ) -> Generator[memoryview, None, None]:
+        """All of a partition in order, for staging, in blocks as Storage.stream has them.
+
+        ``ranges``: these alone, offset and length; each is taken when it is about to be read.
+        """
+
+    def forget(self, partition: int) -> None:
+        """All of it was copied: what this node has in memory of it is not needed any more."""

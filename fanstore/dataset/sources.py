@@ -5,8 +5,8 @@ be read. The order is written here and nowhere else: the broker in C (native/chu
 which peers it may try by itself (``publishes``), and asks here for everything that it does not get like that. Used by
 broker.py, on the trio thread; what a source is, is in source.py.
 
-The order: the copy on this node, the peers that should have one, the prepared dataset, and at last any peer that is not
-dead. What cannot be read or is damaged in one source is asked for in the next.
+The order: the copy on this node, or the one that is being made, the peers that should have one, the prepared dataset,
+and at last any peer that is not dead. What cannot be read or is damaged in one source is asked for in the next.
 """
 
 import enum
@@ -18,6 +18,7 @@ import trio
 from fanstore.dataset.damage import FaultyFiles, is_worth_saying
 from fanstore.dataset.local_copies import LocalCopies
 from fanstore.dataset.object_store import ObjectStore
+from fanstore.dataset.partial_copies import PartialCopies
 from fanstore.dataset.remote import Remote
 from fanstore.dataset.shared_files import SharedFiles
 from fanstore.dataset.source import PartitionSource, PreparedSource
@@ -57,7 +58,8 @@ class Sources:
 
     Attributes:
         verify: when bytes are compared with their checksum.
-        _local, _remote, _prepared: the copies here, the other nodes (None if this one is alone), the dataset itself.
+        _local, _partial, _remote, _prepared: the copies here, those that are being made, the other nodes (None if this
+            one is alone), the dataset itself.
         _discard: as for the constructor.
         _damaged, _fallen_back: files that could not be read, and those that another copy had to answer for.
     """
@@ -80,14 +82,18 @@ class Sources:
         self._local = LocalCopies(store, self._limiter)
         self._remote = remote
         self._prepared = prepared_source(store, self._limiter)
+        self._partial = PartialCopies(store, self._prepared, self._limiter)
         self._damaged = FaultyFiles(index.entry_count)
         self._fallen_back = FaultyFiles(index.entry_count)
 
     def publishes(self, file: PartitionFile) -> bool:
         """May the broker read this file by itself, before it asks anybody else? From any thread."""
-        if file.source is Source.LOCAL or self._remote is None:
+        if file.source is Source.LOCAL:
             return True
-        return not self._remote.has_holders(file.partition)  # other nodes come before the prepared file
+        if self._partial.has(file.partition):
+            return False  # it comes through the copy that is being made
+        # Other nodes come before the prepared file.
+        return self._remote is None or not self._remote.has_holders(file.partition)
 
     async def stored(self, entry: int, number: int) -> tuple[Stored, Source]:
         """The stored bytes of a chunk from the first source that has them intact.
@@ -122,6 +128,8 @@ class Sources:
         local = self._local.has(partition)
         if local:
             yield self._local
+        elif self._partial.has(partition):
+            yield self._partial
         if self._remote is not None:
             yield self._remote
         if not local and self._local.has(partition):

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fanstore.dataset.mapping import map_file
+from fanstore.dataset.partial_copies import PartialCopy
 from fanstore.format.prepared import PreparedDataset
-from fanstore.format.storage import pread_exactly
+from fanstore.format.storage import advise, pread_exactly
 from fanstore.telemetry.statistics import Source
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class PartitionStore:
         prepared: the dataset. partition_count: how many partitions it has.
         _shared: the prepared file of each partition.
         _local: the staged copies, by partition. Changed with the lock held; a single look-up needs none.
+        _partial: copies that are being made, by partition; likewise.
         _maps: memory maps of the staged copies, by partition; likewise. Empty after ``close``; who still has a view
             of a map keeps it alive.
         _open: number of files that are open; at most ``_open_limit`` unless more are in use at once.
@@ -96,6 +98,7 @@ class PartitionStore:
             for p in range(self.partition_count)
         ]
         self._local: dict[int, PartitionFile] = {}
+        self._partial: dict[int, PartialCopy] = {}
         self._maps: dict[int, memoryview] = {}
         # A dataset of terabytes has more partitions than a process may have descriptors (often 1024).
         self._open_limit = open_limit if open_limit is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
@@ -157,6 +160,8 @@ class PartitionStore:
                     break
             fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
             flags = _nowait_flags(fd)
+            if file.source is Source.SHARED and file.partition in self._partial:
+                advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # what is behind a range comes with staging, or is here
         if opened:
             self._tell(file)
         return file
@@ -192,18 +197,46 @@ class PartitionStore:
             file.last_use = self._tick
             file.users = 1
             self._local[partition] = file
+            partial = self._partial.pop(partition, None)
             if view is not None:
                 self._maps[partition] = view
             original = self._shared[partition]
             original.superseded = True
             if original.users == 0:
                 self._close_file(original)
+        if partial is not None and not partial.is_finished:
+            partial.end()  # a copy came from elsewhere
         self._tell(file)
         self.release(file)
 
     def is_local(self, partition: int) -> bool:
         """Does this node have a copy of its own?"""
         return partition in self._local
+
+    def begin_copy(self, copy: PartialCopy) -> None:
+        """From now on bytes of this partition are read through the copy that is being made of it."""
+        self._partial[copy.partition] = copy
+
+    def partial(self, partition: int) -> PartialCopy | None:
+        """The copy of it that is being made here, or will be."""
+        return self._partial.get(partition)
+
+    def end_copy(self, partition: int) -> None:
+        """No copy is made of it: it is read where it is."""
+        copy = self._partial.pop(partition, None)
+        if copy is None:
+            return
+        copy.end()
+        with self._lock:
+            if self._shared[partition].users == 0:
+                self._close_file(
+                    self._shared[partition]
+                )  # opened anew by the next one who reads: perhaps this descriptor is the fault
+        file = self.acquire_nowait(partition)  # which nobody was told of while there was the copy
+        if file is not None:
+            advise(file.fd, 0, 0, os.POSIX_FADV_NORMAL)
+            self._tell(file)
+            self.release(file)
 
     def mapped(self, partition: int) -> memoryview | None:
         """The copy on this node, in memory that stays valid as long as it is used; None if it is not here.
@@ -249,6 +282,7 @@ class PartitionStore:
             assert self._open <= max(self._open_limit, sum(file.users > 0 for file in files))
             assert all(self._shared[partition].superseded for partition in self._local)
             assert self._maps.keys() <= self._local.keys()
+            assert not self._partial.keys() & self._local.keys()
             if self._closed:
                 assert all(file.users for file in files if file.fd >= 0)
 

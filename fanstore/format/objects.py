@@ -120,17 +120,28 @@ class Objects:
     def open(self, name: str) -> StoredFile:
         return _Object(self, name)
 
-    def stream(self, name: str, length: int) -> Generator[memoryview, None, None]:
-        """Several ranges at a time, given out in order; all streams share what may be in memory."""
+    def stream(
+        self, name: str, length: int, ranges: Iterable[tuple[int, int]] | None = None
+    ) -> Generator[memoryview, None, None]:
+        """Several ranges at a time, given out in order; all streams share what may be in memory.
+
+        ``ranges``: these alone, offset and length; each is taken when it is about to be asked for.
+        """
         under_way: deque[tuple[int, Future[list[bytes]]]] = deque()
-        position = 0
+        all_ranges = ((start, min(RANGE_BYTES, length - start)) for start in range(0, length, RANGE_BYTES))
+        wanted = iter(all_ranges if ranges is None else ranges)
+        is_more = True
         try:
             while True:
                 # Waiting only while there is nothing of its own to give out: then others have it, and give it back.
-                while position < length and self._room.acquire(blocking=not under_way):
-                    count = min(RANGE_BYTES, length - position)
-                    under_way.append((count, self._begin(name, position, count)))
-                    position += count
+                while is_more and self._room.acquire(blocking=not under_way):
+                    following = next(wanted, None)
+                    if following is None:
+                        is_more = False
+                        self._room.release()
+                        break
+                    offset, count = following
+                    under_way.append((count, self._begin(name, offset, count)))
                 if not under_way:
                     return
                 count, future = under_way[0]

@@ -12,7 +12,7 @@ import errno
 import logging
 import mmap
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -123,26 +123,41 @@ class Directory:
         return _File(self.directory / name)
 
     def stream(self, name: str, length: int) -> Generator[memoryview, None, None]:
-        buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # page-aligned: the kernel copies to such buffers much faster
         with open(self.directory / name, "rb", buffering=0) as file:
-            _advise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            done = 0
-            while done < length:
-                # What may have been appended to an external tar since then is not part of the partition.
-                count = file.readinto(buffer[: min(BLOCK_BYTES, length - done)])
-                if not count:
-                    return
-                yield buffer[:count]
-                # The copy is read from now on: do not let the source push more useful pages out of memory.
-                _advise(file.fileno(), done, count, os.POSIX_FADV_DONTNEED)
-                done += count
+            advise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            yield from blocks_of(file.fileno(), ((0, length),))
+
+
+def blocks_of(fd: int, ranges: Iterable[tuple[int, int]]) -> Generator[memoryview, None, None]:
+    """These ranges of a file, offset and length, in order, in blocks; fewer if it is shorter. Raises OSError.
+
+    As ``Storage.stream``. Each range is taken when the one before it is about to be read.
+    """
+    buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # page-aligned: the kernel copies to such buffers much faster
+    wanted = iter(ranges)
+    following = next(wanted, None)
+    while following is not None:
+        position, count = following
+        following = next(wanted, None)
+        if following is not None:
+            advise(fd, *following, os.POSIX_FADV_WILLNEED)
+        end = position + count
+        while position < end:
+            # What may have been appended to an external tar since then is not part of the partition.
+            got = os.preadv(fd, [buffer[: min(BLOCK_BYTES, end - position)]], position)
+            if not got:
+                return
+            yield buffer[:got]
+            # The copy is read from now on: do not let the source push more useful pages out of memory.
+            advise(fd, position, got, os.POSIX_FADV_DONTNEED)
+            position += got
 
 
 class _File:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.length = os.fstat(self._fd).st_size
-        _advise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        advise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def read(self, offset: int, length: int) -> bytes:
         return pread_exactly(self._fd, offset, length)
@@ -195,7 +210,8 @@ def ends_at(position: int) -> CorruptDataError:
     return CorruptDataError(f"the partition file is truncated: it ends at byte {position}")
 
 
-def _advise(fd: int, offset: int, length: int, advice: int) -> None:
+def advise(fd: int, offset: int, length: int, advice: int) -> None:
+    """posix_fadvise, where it is possible."""
     try:
         os.posix_fadvise(fd, offset, length, advice)
     except OSError as error:

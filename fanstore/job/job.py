@@ -17,10 +17,11 @@ from typing import Any
 
 import trio
 
+from fanstore.dataset.partial_copies import Bringer
 from fanstore.dataset.store import PartitionStore
 from fanstore.errors import FanstoreError, MountError
 from fanstore.format.prepared import PreparedDataset, read_parts
-from fanstore.format.storage import Storage
+from fanstore.format.storage import Storage, Stored
 from fanstore.job.account import unpack
 from fanstore.job.copies import Copies
 from fanstore.job.training_ranks import TrainingRanks
@@ -97,6 +98,7 @@ class Job:
         self.ending = trio.Event()
         self.alone = trio.Event()
         self._store: PartitionStore | None = None
+        self._bringer: Bringer | None = None
         self._describe: Callable[[], Mapping[str, object]] = dict
         self._account: Callable[[], bytes] = bytes
         self.accounts: dict[int, Mapping[str, Any]] = {}
@@ -178,13 +180,19 @@ class Job:
         return bytes(await self.peers.broadcast(value))
 
     def serve(
-        self, store: PartitionStore, describe: Callable[[], Mapping[str, object]], account: Callable[[], bytes] = bytes
+        self,
+        store: PartitionStore,
+        bringer: Bringer,
+        describe: Callable[[], Mapping[str, object]],
+        account: Callable[[], bytes] = bytes,
     ) -> None:
         """From now on answer the peers.
 
-        ``describe`` says how this node is, for nodes.json; ``account`` what it has done, for the report.
+        ``bringer`` has bytes of partitions that are being copied; ``describe`` says how this node is, for nodes.json;
+        ``account`` what it has done, for the report.
         """
         self._store = store
+        self._bringer = bringer
         self._describe = describe
         self._account = account
         if self.peers is not None:
@@ -196,6 +204,9 @@ class Job:
         """On the transport's thread."""
         store = self._store
         return store.mapped(partition) if store is not None else None
+
+    async def bring(self, partition: int, offset: int, length: int) -> Stored:
+        return await self._bringer.bring(partition, offset, length) if self._bringer is not None else b""
 
     async def answer(self, peer: int, question: bytes) -> bytes:
         if question[:1] == OUTPUT_QUESTION and self.outputs is not None:

@@ -21,11 +21,12 @@ from fanstore.dataset.broker import Broker
 from fanstore.dataset.control import Content, ControlDirectory
 from fanstore.dataset.kept_copies import Keeping
 from fanstore.dataset.namespace import Namespace
+from fanstore.dataset.partial_copies import Bringer
 from fanstore.dataset.placement import Placement
 from fanstore.dataset.remote import Remote
 from fanstore.dataset.restoring import Copier
 from fanstore.dataset.sources import Sources, Verify
-from fanstore.dataset.staging import reuse, stage
+from fanstore.dataset.staging import begin_copies, reuse, stage
 from fanstore.dataset.store import PartitionStore
 from fanstore.format.prepared import PreparedDataset
 from fanstore.job.account import REPORT_VERSION, Account
@@ -92,6 +93,10 @@ class Node:
         self._keeping = keeping
         self._prepared = prepared
         self.store = PartitionStore(prepared)
+        if directory is not None:
+            kept = keeping.copies if keeping is not None and keeping.keeps else None
+            begin_copies(prepared, self.store, directory, placement.of_rank(job.rank), kept)
+        self._bringer = Bringer(self.store, settings.peer_timeout_s)
         self._job = job
         self._statistics = statistics
         self._start_s = time.monotonic()
@@ -133,7 +138,7 @@ class Node:
 
     def serve(self) -> None:
         """From now on answer the other nodes."""
-        self._job.serve(self.store, self.describe, self.account.pack)
+        self._job.serve(self.store, self._bringer, self.describe, self.account.pack)
 
     def close(self) -> None:
         """End the threads of the broker, and close the partitions."""

@@ -123,7 +123,10 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Moment:
-    """A step of the first epoch: its end, and MB/s read by all nodes from each source, and staged."""
+    """A step of the first epoch: its end, and MB/s read by all nodes from each source, and staged.
+
+    What comes from the shared file system through the node that keeps it is read there, and counted as staged.
+    """
 
     end_s: float
     local_mb_per_s: float
@@ -349,13 +352,15 @@ class _Calculation:
         remote = came * (1 - self._hits_of_what_comes(epoch)) + (foreign - came) * (1 - self._hits)
         return staged * min(1.0, remote / missed) if missed else 0.0
 
-    def _busy_s(self, epoch: int, staged: float) -> dict[Link, float]:
-        """How long each link is busy for an epoch, if ``staged`` of the dataset is on disks of the nodes."""
+    def _busy_s(self, epoch: int, staged: float, kept: float | None = None) -> dict[Link, float]:
+        """How long each link is busy for an epoch, if ``staged`` of the dataset is on disks of the nodes, and ``kept``
+        comes through nodes that have it or are copying it."""
+        kept = staged if kept is None else kept
         machine, training, nodes = self.machine, self.training, self.training.nodes
         hits = self._hits_in(epoch)
         missed = 1 - hits
-        remote, shared = self._remote(epoch, staged), 1 - staged
-        local = staged - remote
+        remote, shared = self._remote(epoch, kept), 1 - staged
+        local = staged * (1 - remote / kept) if kept else 0.0
         samples = self.samples / nodes
         network = machine.network_mb_per_s or math.inf
         # Of one reader alone: that others are there, too, is what the links below are busy with.
@@ -414,41 +419,52 @@ class _Calculation:
         """An epoch while partitions are copied: followed in steps of equal numbers of samples.
 
         The time of the shared file system is shared by readers and threads that stage, which also get what readers
-        leave. What is not staged is read by readers from there, and then once more when it is staged.
+        leave. What readers want before it is staged comes through the node that keeps it, and is staged with that.
         """
         training, stored_mb = self.training, self.dataset.stored_mb
         missed = 1 - self._hits_in(number)
         steps = _STEPS if number == 0 else _MIDDLE_STEPS if number < _LATE_EPOCH else _LATE_STEPS
         step = self.samples / steps
+        written_mb_per_s = training.nodes * float(self.machine.disk_write.at(STAGERS))
         now_s = shared_mb = network_mb = 0.0
         total_s = dict.fromkeys(self._busy_s(number, staged), 0.0)
         course = []
-        for _ in range(steps):
-            busy_s = {link: seconds / steps for link, seconds in self._busy_s(number, staged).items()}
+        for index in range(steps):
+            # Of what is still to be read in the first epoch, nothing was brought for readers: each file is read once.
+            read = self.samples / self.dataset.files * index / steps if number == 0 else 0.0
+            here = max(0.0, (staged - kept * read) / (1 - read))
+            busy_s = {link: seconds / steps for link, seconds in self._busy_s(number, here, kept).items()}
             copying = staged < kept
+            reads_mb = step * missed * self._stored_mb
+            missing_mb = (kept - staged) * stored_mb
+            brought_mb = min(reads_mb * max(0.0, kept - here), missing_mb)
             if copying:  # readers have only their part of the shared file system
                 busy_s[Link.SHARED] *= (training.workers + STAGERS) / training.workers
+                busy_s[Link.DISK] += brought_mb / written_mb_per_s
             step_s = max(busy_s.values())
-            reads_mb = step * missed * self._stored_mb
-            from_shared_mb = reads_mb * (1 - staged)
-            idle = max(0.0, 1 - step * missed * (1 - staged) / self._files_per_s / step_s)
-            staged_mb = min(step_s * self._staging_mb_per_s(idle), (kept - staged) * stored_mb) if copying else 0.0
-            network_step_mb = reads_mb * self._remote(number, staged)
+            from_shared_mb = reads_mb * (1 - kept)
+            idle = max(0.0, 1 - step * missed * (1 - here) / self._files_per_s / step_s)
+            staged_mb = min(
+                step_s * self._staging_mb_per_s(idle),
+                max(0.0, step_s * written_mb_per_s - brought_mb),
+                missing_mb - brought_mb,
+            )
+            network_step_mb = reads_mb * self._remote(number, kept)
             course.append(
                 Moment(
                     now_s + step_s,
-                    local_mb_per_s=(reads_mb * staged - network_step_mb) / step_s,
+                    local_mb_per_s=(reads_mb * kept - network_step_mb) / step_s,
                     network_mb_per_s=network_step_mb / step_s,
                     shared_mb_per_s=from_shared_mb / step_s,
-                    staging_mb_per_s=staged_mb / step_s,
+                    staging_mb_per_s=(brought_mb + staged_mb) / step_s,
                 )
             )
             for link, seconds in busy_s.items():
                 total_s[link] += seconds
             now_s += step_s
             network_mb += network_step_mb
-            shared_mb += from_shared_mb + staged_mb
-            staged = min(kept, staged + staged_mb / stored_mb)
+            shared_mb += from_shared_mb + brought_mb + staged_mb
+            staged = min(kept, staged + (brought_mb + staged_mb) / stored_mb)
             if kept - staged < 1e-9:
                 staged = kept
         return Epoch(now_s, total_s, shared_mb, network_mb), staged, tuple(course)

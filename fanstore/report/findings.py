@@ -99,8 +99,8 @@ def _staging(data: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[tuple[s
         yield (
             "warning",
             (
-                f"{share(read['shared'], whole)} of the bytes came from the {storage}: reads during staging, "
-                "no room on local disks, or lost nodes. With --stage-first the program starts when staging has ended."
+                f"{share(read['shared'], whole)} of the bytes came from the {storage}, not through a copy on a node: "
+                "no --local, no room on local disks, or lost nodes."
             ),
         )
 

@@ -172,9 +172,8 @@ def _course(ways: Mapping[Way, Forecast]) -> Iterator[str]:
         yield f"<div><h3>{escape(one.way.value)}</h3>{picture}</div>"
     yield "</div>"
     yield note(
-        "MB/s of all nodes together, from the first sample on. While partitions are copied to the nodes, what is not "
-        "there yet is read from the shared file system. <code>--stage-first</code> copies before the first sample is "
-        "read."
+        "MB/s of all nodes together, from the first sample on. While partitions are copied to the nodes, what is "
+        "wanted of them is copied next. <code>--stage-first</code> copies before the first sample is read."
     )
 
 

@@ -39,13 +39,16 @@ import trio
 
 from fanstore import _native
 from fanstore.errors import FanstoreError
+from fanstore.format.storage import Stored
 from fanstore.transport import library
 from fanstore.transport.deadlines import Deadlines
 from fanstore.transport.gathering import Finish, Gatherings
 from fanstore.transport.inflight import FAILED, Counters, InFlight, Peer
 from fanstore.transport.peers import (
     MESSAGE_BYTES,
+    NOT_YET,
     Host,
+    PeerBusyError,
     PeerError,
     PeerLostError,
     PeerRefusedError,
@@ -137,6 +140,8 @@ class MpiPeers:
         got: int = await trio.lowlevel.wait_task_rescheduled(request.give_up)
         if got == length:
             return memoryview(answer)
+        if got == len(NOT_YET):
+            raise PeerBusyError(f"rank {peer} is bringing these bytes of partition {partition}")
         if got >= 0:
             raise PeerRefusedError(f"rank {peer} does not have these bytes of partition {partition}")
         raise self._failure(to, got, timeout_s)
@@ -472,16 +477,18 @@ class MpiPeers:
             self._submit(lambda: self._exchange.reply(peer.rank, tag, answer))
 
     def _serve_fetch(self, peer: Peer, tag: int, partition: int, length: int, offset: int) -> None:
-        """Pages that are not in memory, or not known to the Exchange yet; or bytes that are not here."""
+        """Pages that are not in memory or not known to the Exchange yet, or a partition that is not here as a whole."""
         assert self._host is not None
         partition_data: memoryview | None = None
         try:
             partition_data = self._host.mapped_partition(partition)
         except Exception:
             log.exception("rank %d asked for bytes %d+%d of partition %d", peer.rank, offset, length, partition)
-        if partition_data is None or offset + length > partition_data.nbytes or length > _LONGEST_ANSWER:
-            self._counters.refused += 1
-            self._exchange.reply(peer.rank, tag, b"")
+        if partition_data is None:
+            self._calls.append(lambda: self._bring(peer, tag, partition, offset, length))
+            return
+        if offset + length > partition_data.nbytes or length > _LONGEST_ANSWER:
+            self._give(peer, tag, b"")
             return
         self._exchange.add_map(partition, partition_data)
         self._counters.served += 1
@@ -498,6 +505,29 @@ class MpiPeers:
             self._submit(lambda: self._exchange.reply(peer.rank, tag, ready))
 
         self._pages.submit(bring_in)
+
+    def _bring(self, peer: Peer, tag: int, partition: int, offset: int, length: int) -> None:
+        """On the trio thread, as ``_answer``."""
+        trio.lowlevel.spawn_system_task(self._bring_in_time, peer, tag, partition, offset, length)
+
+    async def _bring_in_time(self, peer: Peer, tag: int, partition: int, offset: int, length: int) -> None:
+        assert self._host is not None
+        brought: Stored = b""
+        try:
+            brought = await self._host.bring(partition, offset, length)
+        except Exception:
+            log.exception("rank %d asked for bytes %d+%d of partition %d", peer.rank, offset, length, partition)
+        finally:
+            self._submit(lambda: self._give(peer, tag, brought))
+
+    def _give(self, peer: Peer, tag: int, brought: Stored) -> None:
+        """On the MPI thread."""
+        if not brought:
+            self._counters.refused += 1
+        elif brought is not NOT_YET:
+            self._counters.served += 1
+            self._counters.served_bytes += len(brought)
+        self._exchange.reply(peer.rank, tag, brought)
 
     def _tell_all(self, kind: Kind, word: bytes, step: int = 0) -> None:
         message = HEADER.pack(kind, 0, step, len(word), 0) + word

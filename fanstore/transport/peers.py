@@ -13,6 +13,7 @@ from typing import Protocol
 
 from fanstore import _native
 from fanstore.errors import FanstoreError
+from fanstore.format.storage import Stored
 
 #: The longest question, answer to a question, or word to all. Answers are JSON of a few hundred bytes per node.
 MESSAGE_BYTES = 60_000
@@ -34,6 +35,14 @@ class PeerRefusedError(PeerError):
     """The peer answered that it does not have these bytes (any more, or yet)."""
 
 
+class PeerBusyError(PeerError):
+    """The peer is bringing these bytes, and they are not there yet: to be asked again."""
+
+
+#: Instead of bytes of a partition, for such an answer. Nobody who asks for one byte is answered like this.
+NOT_YET = b"\0"
+
+
 class Host(Protocol):
     """What a transport needs from this node to serve the others. Called on the transport's own thread: never blocks."""
 
@@ -42,6 +51,12 @@ class Host(Protocol):
 
         Its pages may be taken out of the page table at any time, by which memory of another kind would lose its bytes.
         What it once was for a partition it remains: the transport may keep it and not ask again.
+        """
+
+    async def bring(self, partition: int, offset: int, length: int) -> Stored:
+        """Bytes of a partition that is not here as a whole; empty: not here; NOT_YET: to be asked for again.
+
+        On the trio thread; no longer than half of a peer's patience.
         """
 
     async def answer(self, peer: int, question: bytes) -> bytes:
@@ -80,7 +95,8 @@ class Peers(Protocol):
     async def fetch(self, peer: int, partition: int, offset: int, length: int, timeout_s: float) -> memoryview:
         """Bytes of a partition from a peer's disk, as they are stored. Raises PeerError. ``length`` is at least 1.
 
-        If the time is up, the memory into which the answer might still arrive is given up: never used again.
+        PeerBusyError: the peer will have it. If the time is up, the memory into which the answer might still arrive is
+        given up: never used again.
         """
 
     async def ask(self, peer: int, question: bytes, timeout_s: float) -> bytes:

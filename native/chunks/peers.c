@@ -10,6 +10,8 @@
 
 #include "base/nanoseconds.h"
 
+/* Bytes of an answer that is NOT_YET (fanstore/transport/peers.py): Python asks again. */
+#define NOT_YET_BYTES 1
 /* Instead of a number of bytes, beside FSX_FAILED: the fault of nobody. */
 #define NO_MEMORY (-2)
 
@@ -145,9 +147,10 @@ static void completed(void *owner, int got, bool returned) {
     pthread_mutex_lock(&p->lock);
     leave_time(p, ask);
     const bool wanted = ask->state == ASKED && !p->ending, complete = got >= 0 && (uint32_t)got == ask->bytes;
+    const bool failed = !complete && got != NOT_YET_BYTES;
     if (wanted && got != NO_MEMORY) {
-        fsx_latency_record(&p->answers, fsx_now_ns() - ask->start_ns, !complete);
-        if (!complete)
+        fsx_latency_record(&p->answers, fsx_now_ns() - ask->start_ns, failed);
+        if (failed)
             note(p, got >= 0 ? FSX_PEER_REFUSED : FSX_PEER_LOST, ask->peer, ask->partition);
     }
     if (ask->state == GIVEN_UP && got >= 0)
