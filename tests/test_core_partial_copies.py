@@ -267,12 +267,12 @@ def test_a_home_that_takes_its_time_is_asked_again(
 
     async def main() -> None:
         async with cluster(
-            original / "x.fan", tmp_path, size=2, room=[0, 1 << 40], staged=False, copying=True, timeout_s=0.4
+            original / "x.fan", tmp_path, size=2, room=[0, 1 << 40], staged=False, copying=True, timeout_s=2.0
         ) as job:
             with trio.fail_after(LIMIT_S):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(read_all, job.nodes[0], original / "src", 1)
-                    await trio.sleep(1.5)
+                    await trio.sleep(2.5)
                     slow.set()
             node = job.nodes[0]
             assert node.reads(Source.REMOTE) == FILES
