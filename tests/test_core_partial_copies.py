@@ -80,7 +80,7 @@ class One:
         self.copy = PartialCopy(0, len(self.content), self.path, self.source)
 
     def fill(self) -> tuple[int, bool] | None:
-        return Filling(self.copy, self.prepared, self.source, threading.Event(), lambda length: None).run()
+        return Filling(self.copy, self.prepared, self.source, threading.Event(), lambda length, entries: None).run()
 
     def check(self, offset: int, length: int) -> None:
         assert self.copy.read(offset, length) == self.content[offset : offset + length]

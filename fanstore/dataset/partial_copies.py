@@ -100,23 +100,26 @@ class PartialCopy:
         """As ``read``, of whole pieces: nothing if the last one cannot be had."""
         first, last = offset // PIECE_BYTES, -(-(offset + length) // PIECE_BYTES)
         while (missing := self._take_on(first, last)) is not None:
-            start, count = missing
-            try:
-                stored = self._source.read_range(self.partition, start, count)
-                try:
-                    self.write(start, memoryview(stored))
-                except OSError as error:
-                    raise CopyEndedError from error
-            except BaseException:
-                self.let_go(start, count)
-                raise
-            self.settle(start, count)
+            self._bring(*missing)
         with self._changed:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return pread_exactly(fd, offset, length)
         finally:
             os.close(fd)
+
+    def _bring(self, offset: int, length: int) -> None:
+        """What was taken on; in memory only for as long as this takes."""
+        try:
+            stored = self._source.read_range(self.partition, offset, length)
+            try:
+                self.write(offset, memoryview(stored))
+            except OSError as error:
+                raise CopyEndedError from error
+        except BaseException:
+            self.let_go(offset, length)
+            raise
+        self.settle(offset, length)
 
     def _take_on(self, first: int, last: int) -> tuple[int, int] | None:
         """Missing bytes of these pieces, which the caller now brings; None as soon as all are here."""
@@ -262,8 +265,8 @@ class PartialCopies(BlockingSource):
     name = Source.LOCAL
     abandons = True
 
-    def __init__(self, store: PartitionStore, prepared: PreparedSource, limiter: trio.CapacityLimiter) -> None:
-        super().__init__(limiter)
+    def __init__(self, store: PartitionStore, prepared: PreparedSource) -> None:
+        super().__init__(prepared.limiter)
         self._store = store
         self._prepared = prepared
 

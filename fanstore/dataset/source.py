@@ -44,6 +44,11 @@ class BlockingSource(ABC):
     def __init__(self, limiter: trio.CapacityLimiter) -> None:
         self._limiter = limiter
 
+    @property
+    def limiter(self) -> trio.CapacityLimiter:
+        """For others who read through this one."""
+        return self._limiter
+
     @abstractmethod
     def read_range(self, partition: int, offset: int, length: int) -> Stored:
         """Exactly this range; blocks. Raises OSError, CorruptDataError."""

@@ -82,7 +82,7 @@ class Sources:
         self._local = LocalCopies(store, self._limiter)
         self._remote = remote
         self._prepared = prepared_source(store, self._limiter)
-        self._partial = PartialCopies(store, self._prepared, self._limiter)
+        self._partial = PartialCopies(store, self._prepared)
         self._damaged = FaultyFiles(index.entry_count)
         self._fallen_back = FaultyFiles(index.entry_count)
 
