@@ -78,7 +78,9 @@ FRAMEWORKS = Environment(
 MOTO = Environment("moto", ("moto[server]>=5.1",), 300 << 20)
 #: Data that is learned, and pictures, for benchmarks/shuffle_accuracy.py.
 DIGITS = Environment("digits", ("scikit-learn>=1.5", "matplotlib>=3.8", "pillow"), 400 << 20)
-ENVIRONMENTS = {environment.name: environment for environment in (MPICH, FRAMEWORKS, MOTO, DIGITS)}
+#: Notebooks without a browser; FanStore and Python are those of .venv.
+JUPYTER = Environment("jupyter", ("ipykernel>=6", "jupyter_client>=8"), 200 << 20)
+ENVIRONMENTS = {environment.name: environment for environment in (MPICH, FRAMEWORKS, MOTO, DIGITS, JUPYTER)}
 
 
 def cache() -> Path:

@@ -140,7 +140,7 @@ def allowed(part: str, target: str) -> bool:
     if part == target or target in BASE:
         return True
     if part == "__init__":  # fanstore's own, which hands out what programs call when they do
-        return target == "views"
+        return target in ("views", "client")
     if target in HEIGHT:
         return HEIGHT.get(part, 0) > HEIGHT[target]
     return target in ("__version__", "DISTRIBUTION")

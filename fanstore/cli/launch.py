@@ -34,9 +34,10 @@ def launch(launcher: str, argv: Sequence[str], log_file: Path | None) -> int:
     words = shlex.split(launcher)
     if not words or shutil.which(words[0]) is None:
         raise UsageError(f"the launcher of --launch '{launcher}' was not found; load the MPI module, or name its path")
-    program = shutil.which(sys.argv[0]) or sys.argv[0]
+    script = shutil.which(sys.argv[0])
+    program = [os.path.abspath(script)] if script else [sys.executable, "-P", "-m", "fanstore.cli.fanstore", "mount"]
     # Not a file, which this machine may see later than the one that writes it.
-    command = [*words, os.path.abspath(program), "--success", str(STANDARD_OUTPUT), *argv]
+    command = [*words, *program, "--success", str(STANDARD_OUTPUT), *argv]
     if log_file is None:
         return _run(command)
     directory = os.getcwd()  # a daemon leaves it, but relative paths among the arguments mean it

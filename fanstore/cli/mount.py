@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Never, TextIO
 from fanstore.cli.common import make_parser, parse, run
 from fanstore.cli.daemon import default_log, detach_streams, in_background
 from fanstore.cli.launch import READY_LINE, VARIABLE, launch
+from fanstore.cli.parent import end_with_input
 from fanstore.errors import FanstoreError, UsageError
 from fanstore.format.storage import storage_at
 from fanstore.fuse.startwatch import StartWatch
@@ -114,8 +115,10 @@ def _main(argv: Sequence[str], supervisor: int = -1) -> int:
     _refuse_senseless(args)
     if args.background and command:
         raise UsageError("--background returns at once, so it cannot run a COMMAND: leave out one of them")
+    if args.until_eof and command:
+        raise UsageError("with a COMMAND the mount ends with it: leave out --until-eof")
     log_file = Path(os.getcwd(), _fill_in(args.log)) if args.log is not None else None
-    if args.background and log_file is None:
+    if (args.background or args.until_eof) and log_file is None:
         log_file = default_log(_host())
     if args.preload and not command:
         raise UsageError(
@@ -131,9 +134,13 @@ def _main(argv: Sequence[str], supervisor: int = -1) -> int:
     if args.launch is not None:
         if log_file is not None:
             _open_log(log_file, request.mountpoint).close()
+        if args.until_eof and log_file is not None:
+            end_with_input(log_file)
         return launch(args.launch, _without_launch(argv), log_file if args.background else None)
     if log_file is not None and args.background:
         return in_background(lambda pipe: _serve(request, pipe, -1), log_file)
+    if args.until_eof and log_file is not None:
+        end_with_input(log_file)
     return _serve(request, -1, supervisor)
 
 
@@ -373,10 +380,16 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--foreground", action="store_true", help="stay until the end (default)")
     where.add_argument("--background", action="store_true", help="return when the mount is up")
+    where.add_argument(
+        "--until-eof",
+        action="store_true",
+        help="end when standard input ends, as if by fanstore-umount: for programs that start a mount and are not to "
+        "leave it behind, however they end",
+    )
     parser.add_argument(
         "--log",
         metavar="FILE",
-        help="log to this file (with --background, default: a new file in ~/.local/state/fanstore, which is shown)",
+        help="log to this file (with --background or --until-eof, default: a new file in ~/.local/state/fanstore)",
     )
     parser.add_argument(
         "--report",
@@ -406,6 +419,11 @@ def _parser() -> argparse.ArgumentParser:
         "line instead. --launch asks for it by itself",
     )
     parser.add_argument("--verbose", action="store_true", help="log more, and show all of it")
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="with a COMMAND: leave out the lines about the mount at its start and its end",
+    )
     parser.add_argument(
         "--start-timeout",
         metavar="SECONDS",
@@ -502,7 +520,7 @@ def _without_launch(argv: Sequence[str]) -> list[str]:
     for word in words:
         if word == "--launch":
             next(words)
-        elif word != "--background" and not word.startswith("--launch="):
+        elif word not in ("--background", "--until-eof") and not word.startswith("--launch="):
             kept.append(word)
     return [*kept, "--", *command] if command else kept
 
@@ -549,6 +567,11 @@ def _refuse_senseless(args: argparse.Namespace) -> None:
         )
     if args.local is None and args.keep_local:
         raise UsageError("--keep-local needs --local, the directory on each node's own disk in which copies stay")
+    if launched_size() > 1 and args.until_eof:
+        raise UsageError(
+            "this process is one of several that a launcher has started, and each would mount for itself: start "
+            "fanstore-mount with the launcher, and the program as its COMMAND"
+        )
     if args.local is None and args.replicas > 1:
         raise UsageError("--replicas needs --local, a directory on each node's own disk")
     if (

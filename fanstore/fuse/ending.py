@@ -4,6 +4,7 @@ Owns how long the end waits, and what a signal does to that; what saves is Outpu
 said in success.py. Used by session.py, on the trio thread.
 """
 
+import functools
 import logging
 import signal
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ class Ending:
             return code
         well = False
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(log_one, signals, nursery.cancel_scope)
+            nursery.start_soon(functools.partial(log_one, signals, nursery.cancel_scope, hurried=True))
             well = await job.ends_well()
             nursery.cancel_scope.cancel()
         return self._prove(job) if well else code

@@ -76,7 +76,10 @@ async def stopped_by(signals: AsyncIterator[int]) -> AsyncIterator[None]:
         raise StoppedError(number)
 
 
-async def log_one(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+async def log_one(signals: AsyncIterator[int], scope: trio.CancelScope, *, hurried: bool = False) -> None:
+    """Cancel the scope when a signal arrives; with ``hurried`` only one that leaves no time."""
     number = await anext(signals)
+    while hurried and number == SIGNAL_WITHOUT_HURRY:
+        number = await anext(signals)
     log.info("%s: ending", signal.Signals(number).name, extra=NOTABLE)
     scope.cancel()
