@@ -111,7 +111,7 @@ class Job:
             prefix = ["strace", "-D", "-qq", "-o", "/dev/null", "-e", "trace=kill", "-e", hold, *prefix]
         line: list[str | Path] = [*prefix, *mpirun(size), *launcher, *wrapper, fanstore_command("mount")]
         line += [prepared, f"{directory}/m{{rank}}", "--log", f"{directory}/log{{rank}}"]
-        line += ["--engine", engine, "--peer-timeout", str(PEER_TIMEOUT_S), *options]
+        line += ["--engine", engine, "--peer-timeout", str(PEER_TIMEOUT_S), "--quiet", *options]
         if self.local_pattern:
             line += ["--local", self.local_pattern]
         if command:

@@ -83,7 +83,7 @@ class Mounted:
         self._existed = os.path.lexists(point)  # False of a dead mount
         self._output = directory / "output"
         command = [fanstore_command("mount"), str(prepared), str(point), "--log", str(self.log)]
-        command += ["--engine", engine, *options]
+        command += ["--engine", engine, "--quiet", *options]
         if local is not None:
             command += ["--local", str(local), "--stage-first"]
         with open(self._output, "wb") as output:

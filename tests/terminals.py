@@ -4,11 +4,14 @@ Owns the process and the terminal; both are gone after the context.
 """
 
 import contextlib
+import fcntl
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
+import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,6 +31,9 @@ class Terminal:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.shown = ""
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
@@ -60,9 +66,13 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def on_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Terminal]:
-    """Run a program with a terminal for input and output."""
+def on_terminal(
+    command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int] | None = None
+) -> Iterator[Terminal]:
+    """Run a program with a terminal for input and output; ``size``: of so many columns and lines."""
     ours, theirs = pty.openpty()
+    if size is not None:
+        Terminal(ours).resize(*size)
     try:
         process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True

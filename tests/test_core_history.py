@@ -173,7 +173,7 @@ def test_an_account_of_a_real_node(tmp_path: Path, make_prepared: MakePrepared) 
     source.mkdir()
     (source / "file").write_bytes(b"x" * 30_000)
     with opened(make_prepared(source)) as parts:
-        account = Account(Job(None), parts.store, parts.broker, None, parts.statistics, Events())
+        account = Account(Job(None), parts.store, parts.broker, None, parts.statistics, Events(), dict)
         account.history.add(account.sample())
         parts.read("file")
         parts.statistics.record("read", 70_000)

@@ -75,15 +75,39 @@ def test_command_sees_the_mount(prepared: Path, tmp_path: Path) -> None:
     )
     assert result.stdout.split("\n") == ["20", "0 1", "1", "from standard input", ""]
     assert result.returncode == 0
-    assert result.stderr == ""
+    before, after = result.stderr.splitlines()
+    assert before.startswith(f"fanstore-mount: {prepared} is mounted on {point} (")
+    assert re.search(r"; 1 node, \d of \d partitions on local disks ", before)
+    assert after.startswith("fanstore-mount: read ")
     nothing_left(point, local)
+
+
+def test_what_is_said_of_a_command(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    options: list[str | Path] = [
+        "--output",
+        tmp_path / "out",
+        "--report",
+        tmp_path / "r.html",
+        "--order",
+        "sequential:list=sorted",
+    ]
+    script = 'cat "$FANSTORE_MOUNT"/train/*; echo x > "$FANSTORE_MOUNT/a"'
+    result = command("mount", prepared, tmp_path / "m", *options, "--", "sh", "-c", script)
+    assert len(result.stdout) > 20_000
+    before, after = result.stderr.splitlines()
+    assert before.endswith("all 3 partitions are read where they are); order: sequential:list=sorted")
+    assert after == (
+        "fanstore-mount: read 20 files, 195 KiB: 100 % from the shared file system; "
+        f"1 output saved to {tmp_path}/out; report: {tmp_path}/r.html"
+    )
 
 
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143)]
 )
 def test_exit_code_of_the_command(prepared: Path, tmp_path: Path, script: str, code: int) -> None:
-    result = command("mount", prepared, tmp_path / "m", "--", "sh", "-c", script)
+    result = command("mount", prepared, tmp_path / "m", "--quiet", "--", "sh", "-c", script)
     assert result.returncode == code
     assert result.stderr == ""
     nothing_left(tmp_path / "m")
@@ -98,7 +122,7 @@ def test_command_that_cannot_be_started(prepared: Path, tmp_path: Path) -> None:
         "fanstore-mount: error: command 'no-such-program-anywhere' was not found\n",
     )
     assert command("mount", prepared, tmp_path / "m", "--", tmp_path / "absent").returncode == 127
-    forbidden = command("mount", prepared, tmp_path / "m", "--", text)
+    forbidden = command("mount", prepared, tmp_path / "m", "--quiet", "--", text)
     assert forbidden.returncode == 126
     assert forbidden.stderr.startswith(f"fanstore-mount: error: command '{text}' cannot be started: ")
     nothing_left(tmp_path / "m")
@@ -200,7 +224,7 @@ def test_terminal_interrupts_the_command_once(prepared: Path, tmp_path: Path) ->
     )
     # exec: script(1) starts a shell, which would get the Ctrl-C as well and end with a code of its own.
     line = "exec " + shlex.join(
-        [fanstore_command("mount"), str(prepared), str(tmp_path / "m"), "--", sys.executable, str(program)]
+        [fanstore_command("mount"), str(prepared), str(tmp_path / "m"), "--quiet", "--", sys.executable, str(program)]
     )
     with subprocess.Popen(
         ["script", "-q", "-e", "-c", line, "/dev/null"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

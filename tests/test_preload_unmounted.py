@@ -77,7 +77,7 @@ class Served:
     ) -> "subprocess.CompletedProcess[str]":
         """A command on the dataset; without a mount also without /dev/fuse, as far as this user can hide it."""
         mount = [fanstore_command("mount"), str(self.prepared[codec]), str(self.point), *WAYS[way]]
-        mount += [*map(str, options), "--"]
+        mount += [*map(str, options), "--quiet", "--"]
         prefix = ["unshare", "--mount", "sh", "-ec", WITHOUT_FUSE, "sh"] if way == "no-fuse" and hidden else []
         return subprocess.run(
             [*(prefix if os.geteuid() == 0 else []), *mount, *map(str, argv)],

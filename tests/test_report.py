@@ -1,6 +1,7 @@
 """The page of a job from data: what it says, with jobs of all sizes and lengths, and what hostile names cannot do."""
 
 import html.parser
+import itertools
 import math
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from report_data import HOSTILE, SECTIONS, SOURCES, make_idle_node, make_job
 
 from fanstore.report import figures, markup
+from fanstore.report.ending import ending
 from fanstore.report.files import replace_file
 from fanstore.report.findings import findings
 from fanstore.report.page import report_page
@@ -274,3 +276,71 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
         (tmp_path / "d").mkdir()
         replace_file(tmp_path / "d", "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "page.html"], "nothing is left of the attempt"
+
+
+def test_the_line_at_the_end() -> None:
+    """Of all nodes, and what is missing in it."""
+    data = make_job(4)
+    for node in data["nodes"]:
+        node["outputs"] = {
+            "files": 3,
+            "directory": "/shared/run42",
+            "pending": 0,
+            "saved": node["rank"],
+            "trouble": None,
+        }
+        node["order"]["files"], node["order"]["lost"] = 1000, 5
+        node["intercepted"] = {"bytes": 0}
+    line = ending(data, Path("/shared/job.html"))
+    found = re.fullmatch(
+        r"read 4,020 files, \S+ GiB: (\S+) % from local disks, (\S+) % from memory, (\S+) % from other nodes, "
+        r"(\S+) % from the shared file system; 6 outputs saved to /shared/run42; report: /shared/job\.html",
+        line,
+    )
+    assert found is not None and abs(sum(map(float, found.groups())) - 100) < 0.3, line
+    idle = make_idle_node() | {"outputs": None}
+    silent = {"rank": 1, "host": "node2", "state": "silent"}
+    nothing = ending({**data, "nodes": [idle, silent]}, None)
+    assert nothing == "read nothing; without what 1 node did, which told nothing"
+    data["nodes"][0]["errors"]["failed_reads"] = 2
+    data["nodes"][0]["outputs"] |= {"pending": 1}
+    data["nodes"][1]["intercepted"] = {"bytes": 1 << 60}
+    bad = ending(data, None)
+    assert "100 % from files that programs read themselves" in bad
+    assert bad.endswith("; 6 outputs saved to /shared/run42, 1 NOT saved; 2 reads FAILED")
+
+
+def test_silence_is_not_averaged_into_the_speed() -> None:
+    """Two epochs of three come from the page cache, but for a file now and then."""
+    data = make_job(2, 600.0)
+    for node in data["nodes"]:
+        samples = node["samples"]
+        times = samples["at_s"]
+        for name in SOURCES:
+            samples[name] = [0] * len(times)
+        steps = itertools.pairwise(times)
+        samples["local"][1:] = [int((end - start) * (50e6 if end <= 200 else 1e3)) for start, end in steps]
+        read = sum(samples["local"])
+        for name in SOURCES:
+            node["sources"][name]["bytes"] = read if name == "local" else 0
+        samples["waited_ms"] = [0, 250, 250] + [0] * (len(times) - 3)
+        node["metadata"] = {"names": 1000, "attributes": 200, "listings": 30, "opens": 4}
+    glance = " ".join(check(data).sections["glance"].split())
+    found = re.search(r"(\d+) MB/s on average, in (\d+) min (\d+) s with reads", glance)
+    assert found is not None, glance
+    speed, minutes, seconds = map(int, found.groups())
+    assert abs(60 * minutes + seconds - 200) <= 3 and 98 <= speed <= 101
+    assert "1.0 s waited by all readers together" in glance
+    assert "2,468 metadata operations spared the shared file system" in glance
+    assert figures.reading(figures.course([])) == (0.0, 0.0)
+
+
+def test_paths_of_ranks_that_differ() -> None:
+    data = make_job(3)
+    assert "mounted at" not in check(data).sections["nodes"]
+    for node in data["nodes"]:
+        node |= {"mountpoint": "/tmp/m", "local": "/ssd"}
+    assert "mounted at" not in check(data).sections["nodes"]
+    data["nodes"][2] |= {"mountpoint": "/tmp/m2", "local": "/ssd2"}
+    page = check(data).sections
+    assert "/tmp/m2, /ssd2" in page["nodes"] and "in --local of each node" in page["head"]

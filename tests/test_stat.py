@@ -1,6 +1,8 @@
 """fanstore-stat on a job of several nodes: the table from recorded nodes.json, and a real job of two ranks."""
 
 import json
+import os
+import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -9,10 +11,14 @@ from typing import Any
 import pytest
 from commands import mpirun, run_fanstore
 from conftest import MakePrepared, fanstore_command
-from mounting import needs_fuse
+from mounting import Mount, needs_fuse
+from terminals import on_terminal
 
-from fanstore.cli.nodetable import copies_text, node_table
+from fanstore.cli.nodetable import copies_text, fitted_table, node_table
+from fanstore.cli.statpage import screen
 from fanstore.job.copies import CopyStatistics
+
+pytest_plugins = ["mounting"]
 
 #: Recorded from a job of four nodes; one stopped, one killed.
 UP: dict[str, Any] = {
@@ -104,6 +110,114 @@ def test_many_lost_peers_are_counted() -> None:
     assert table[-1].endswith("40 nodes")
 
 
+def job_of(size: int) -> list[dict[str, Any]]:
+    """Nodes with long names and large numbers; of many, one has failed reads, one is silent, one is lost."""
+    nodes: list[dict[str, Any]] = [
+        {**UP, "rank": rank, "host": f"gpu-node-{rank:04d}.cluster", "errors": {**UP["errors"], "failed_reads": 0}}
+        | {"read_bytes": UP["read_bytes"] * (rank + 1), "peers_lost": [] if size < 4 else [size - 1]}
+        | {"reads": {name: count * 1_000 for name, count in UP["reads"].items()}}
+        for rank in range(size)
+    ]
+    if size > 3:
+        nodes[5]["errors"] = UP["errors"]
+        nodes[size - 2] = {"rank": size - 2, "host": "node-silent", "state": "silent"}
+        nodes[size - 1] = {"rank": size - 1, "host": "node-lost", "state": "lost"}
+    return nodes
+
+
+def test_table_on_a_terminal_shows_what_matters_first() -> None:
+    titles, lost, silent, failed, busiest, others, total = fitted_table(job_of(64), None, 120, 7)
+    assert titles.split() == [
+        "rank",
+        "host",
+        "state",
+        "on",
+        "disk",
+        "local",
+        "cache",
+        "remote",
+        "shared",
+        "MB/s",
+        "in",
+        "out",
+        "errors",
+        "lost",
+    ]
+    assert lost.split()[:3] == ["63", "node-lost", "lost"] and silent.split()[:3] == ["62", "node-silent", "silent"]
+    assert failed.split()[0] == "5" and failed.split()[-2:] == ["3", "63"]
+    assert busiest.split()[0] == "61", "which has read most"
+    assert others.split()[:2] == ["60", "others"] and total.split()[:3] == ["all", "62", "up"]
+    assert "2.98G" in total and total.split()[-2:] == ["3", "63"]
+    ranks = [line.split()[0] for line in fitted_table(job_of(64), None, 120, 80)]
+    assert ranks == ["rank", *map(str, range(64)), "all"], "in order if there is room"
+    assert len(fitted_table(job_of(1), None, 80, 7)) == 2, "no sum of one"
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_table_fits(size: int, columns: int) -> None:
+    titles, *lines = fitted_table(job_of(size), None, columns, 8)
+    assert len(lines) < 8 and max(map(len, (titles, *lines))) <= columns
+    for name in ("state", "MB/s", "errors"):
+        assert name in titles, "is given up last"
+    if columns == 120:
+        assert titles.endswith("lost")
+
+
+@pytest.fixture(scope="module", params=["native"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@needs_fuse
+def test_watching_fits_the_terminal(tmp_path: Path, make_prepared: MakePrepared, mount: Mount) -> None:
+    """Of a real mount with much to tell, also with the nodes of a job; and when the terminal becomes larger."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(8):
+        (source / f"{number}").write_bytes(bytes([number]) * 50_000)
+    prepared = make_prepared(source, partitions=2, codec="lz4", quiet=True)
+    (tmp_path / "out").mkdir()
+    mounted = mount(prepared, "--output", str(tmp_path / "out"), local=tmp_path / "ssd")
+    for number in range(8):
+        (mounted.path / f"{number}").read_bytes()
+        (mounted.path / f"out-{number}").write_bytes(b"x")
+    os.statvfs(mounted.path)
+    command = [fanstore_command("stat"), str(mounted.path), "--watch", "0.1"]
+    with on_terminal(command, dict(os.environ), size=(80, 24)) as terminal:
+        terminal.wait_for("in the last")
+        terminal.wait_for("\x1b[H")
+        small = terminal.wait_for("\x1b[J").replace("\x1b[K", "").splitlines()
+        terminal.resize(120, 50)
+        terminal.wait_for("verified")
+        terminal.wait_for("\x1b[H")
+        large = terminal.wait_for("\x1b[J").replace("\x1b[K", "").splitlines()
+    for lines, columns, most in ((small, 80, 23), (large, 120, 49)):
+        assert len(lines) <= most and max(map(len, lines)) <= columns, lines
+        text = "\n".join(lines)
+        for shown in (
+            str(prepared)[:40],
+            "in the last 0.",
+            "read from",
+            "local",
+            "operation",
+            "all others",
+            "outputs ",
+        ):
+            assert shown in text, text
+        assert "other " not in text
+    assert len(small) >= 22 and len(large) > len(small), "the room is used"
+    stats = mounted.statistics()
+    for size in (1, 3, 64):
+        for columns, most in ((80, 24), (120, 40)):
+            lines = screen(["x" * 200, "up"], stats, (job_of(size), None), columns, most)
+            assert len(lines) < most and max(map(len, lines)) <= columns
+            text = "\n".join(lines)
+            assert "read from" in text and "operation" in text and "outputs " in text
+            assert ("MB/s" in text) == (size > 1) and ("node-lost" in text) == (size == 64)
+            assert bool(re.search(r"\d+ others ", text)) == (size == 64)
+
+
 @needs_fuse
 @pytest.mark.timeout(100)
 def test_job_of_two_ranks(tmp_path: Path, make_prepared: MakePrepared) -> None:
@@ -135,6 +249,10 @@ def test_job_of_two_ranks(tmp_path: Path, make_prepared: MakePrepared) -> None:
     mount += ["--peer-timeout", "60"]
     result = run_fanstore(*map(str, mount), "--", "sh", "-c", script, prefix=mpirun(2))
     assert result.returncode == 0, result.stderr
+    (before,) = (line for line in result.stderr.splitlines() if "is mounted on" in line)
+    (after,) = (line for line in result.stderr.splitlines() if "fanstore-mount: read " in line)
+    assert "2 nodes, 4 of 4 partitions on local disks" in before, "rank 0 says it for all"
+    assert re.search(r"read 16 files, 781 KiB: 50\.0 % from local disks, .*50\.0 % from other nodes$", after), after
     table = (tmp_path / "table").read_text()
     assert table.startswith(f"{prepared} on {tmp_path}/m0\n")
     assert "this node, rank 0:\nup " in table and "operation" in table

@@ -164,6 +164,11 @@ class _Request:
         self.plan = None if args.plan is None else read_plan(Path(self.directory, args.plan))
         self.capacity_bytes = None if args.capacity is None else parse_size(args.capacity)
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is a line before COMMAND and one after it."""
+        return bool(self.command) and not self.args.quiet
+
     def _writing(self) -> "Writing | None":
         from fanstore.fuse.writing import Writing
 
@@ -191,7 +196,9 @@ class _Request:
             writing=self._writing(),
             command=self.command,
             log_file=self.log_file,
-            publishing=Publishing(self._file(self.args.report), self._file(self.args.metrics), self.plan),
+            publishing=Publishing(
+                self._file(self.args.report), self._file(self.args.metrics), self.plan, summary=self.tells
+            ),
             success=self.success(),
             order=self.order,
             preload=self.args.preload,
@@ -318,6 +325,9 @@ def _announcement(request: _Request, terminal: logging.Handler) -> "Callable[[Mo
                 print(f"{what}; {how}\n{READY_LINE}", flush=True)
             elif not request.command and info.rank == 0:
                 print(f"{what}; {how} or Ctrl-C", flush=True)
+            elif request.tells and info.rank == 0:
+                stated = "" if isinstance(request.order, str) else f"; order: {request.args.order}"
+                print(f"{PROG}: {what}{stated}", file=sys.stderr, flush=True)
         if request.args.background and request.log_file is not None:
             logging.getLogger().removeHandler(terminal)
             detach_streams(request.log_file)

@@ -54,6 +54,93 @@ def node_table(nodes: Sequence[Node], before: Sequence[Node] | None) -> Iterator
         yield f"{'all':>4}  {'':<{width}}  {f'{len(answered)} up':<8}{numbers}{_ranks(lost)}"
 
 
+#: On a terminal: columns in the order in which they are given up where it is too narrow.
+_DISPENSABLE = ("lost", "cache", "local", "out", "in", "remote", "on disk")
+#: What needs attention comes first: how the states follow each other.
+_URGENCY = {"lost": 0, "silent": 1, "up": 3, "done": 4}
+
+
+def fitted_table(nodes: Sequence[Node], before: Sequence[Node] | None, columns: int, lines: int) -> list[str]:
+    """The same in so much room: titles, the nodes that matter most, the sum of the others, and that of all.
+
+    Lost and silent nodes come first, then those with failed reads, then the busiest. If there is room for all, they
+    come in the order of ranks. ``MB/s``, ``in`` and ``out`` are rates as in ``node_table``.
+    """
+    earlier = {} if before is None else {node["rank"]: node for node in before}
+    rates = {node["rank"]: _told_rates(node, earlier.get(node["rank"]), averages=before is None) for node in nodes}
+
+    def importance(node: Node) -> tuple[int, float, int]:
+        failed = "errors" in node and _errors(node) > 0
+        busy = sum(rate or 0.0 for rate in rates[node["rank"]].values())
+        return (2 if failed else _URGENCY.get(node["state"], 1)), -busy, node["rank"]
+
+    several = int(len(nodes) > 1)
+    shown, others = list(nodes), list[Node]()
+    if len(nodes) + 1 + several > lines:
+        ordered = sorted(nodes, key=importance)
+        room = max(1, lines - 3)
+        shown, others = ordered[:room], ordered[room:]
+    rows = [
+        {"rank": str(node["rank"]), "host": str(node["host"]), "state": str(node["state"])} | _cells([node], rates)
+        for node in shown
+    ]
+    if others:
+        rows.append({"rank": "", "host": f"{len(others)} others", "state": ""} | _cells(others, rates))
+    if several:
+        up = sum(node["state"] == "up" for node in nodes)
+        rows.append({"rank": "all", "host": "", "state": f"{up} up"} | _cells(nodes, rates))
+    return _fit(rows, columns)
+
+
+def _fit(rows: Sequence[Mapping[str, str]], columns: int) -> list[str]:
+    names = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    widths["host"] = min(widths["host"], _LONGEST_HOST)
+    for dispensable in _DISPENSABLE:
+        if sum(widths[name] + 2 for name in names) - 2 <= columns:
+            break
+        names.remove(dispensable)
+    too_much = sum(widths[name] + 2 for name in names) - 2 - columns
+    widths["host"] = max(8, widths["host"] - max(0, too_much))
+    lines = []
+    for row in ({name: name for name in names}, *rows):
+        cells = (
+            f"{_shorten(row[name], widths[name]):{'<' if name in ('host', 'state') else '>'}{widths[name]}}"
+            for name in names
+        )
+        lines.append("  ".join(cells)[:columns].rstrip())
+    return lines
+
+
+def _cells(nodes: Sequence[Node], rates: Mapping[int, Mapping[str, float | None]]) -> dict[str, str]:
+    """What some nodes have done together; what is not known is a dash."""
+    told = [node for node in nodes if "reads" in node]
+    speeds = _sum(dict(rates[node["rank"]]) for node in nodes)
+    lost = sorted({rank for node in told for rank in node["peers_lost"]})
+    return {
+        "on disk": format_bytes(sum(node["local_bytes"] for node in told)) if told else "-",
+        **{name: _compact(sum(node["reads"].get(name, 0) for node in told)) if told else "-" for name in _SOURCES},
+        **{"MB/s" if name == "read" else name: _megabytes(speeds[name]) for name in _RATES},
+        "errors": _compact(sum(map(_errors, told))) if told else "-",
+        "lost": _ranks(lost),
+    }
+
+
+def _told_rates(node: Node, before: Node | None, *, averages: bool) -> dict[str, float | None]:
+    """``_rates``, also of a node that has told nothing."""
+    return _rates(node, before, averages=averages) if "reads" in node else dict.fromkeys(_RATES, None)
+
+
+def _compact(count: int) -> str:
+    """At most five characters: ``9,999``, ``48.0k``, ``1.28M``."""
+    value, unit = float(count), ""
+    for unit in ("", "k", "M", "G", "T"):
+        if value < (9_999.5 if not unit else 999.5):
+            break
+        value /= 1000
+    return f"{value:,.0f}{unit}" if not unit or value >= 99.95 else f"{value:#.3g}{unit}"
+
+
 def copies_text(told: Sequence[Mapping[str, Any] | None]) -> str:
     """What was copied again after deaths by the nodes that have told of it, and what is to do; empty for nothing.
 

@@ -7,6 +7,7 @@ docs/operations.md. Their content is asked for on the control socket; if that ca
 import argparse
 import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from fanstore.cli import statpage
 from fanstore.cli.common import make_parser, parse, run
 from fanstore.cli.nodetable import copies_text, node_table
 from fanstore.cli.pages import check_page, write_page
@@ -26,7 +28,6 @@ from fanstore.mounttable import find_mount
 from fanstore.paths import Role, Used, resolve
 from fanstore.report.page import report_page
 from fanstore.report.planned import Planned, read_plan
-from fanstore.units import format_bytes, format_count, format_duration
 
 PROG = "fanstore-stat"
 
@@ -47,6 +48,9 @@ examples:
   fanstore-stat /tmp/imagenet --json        the numbers for a program, as in /tmp/imagenet/.fanstore/stats.json
   fanstore-stat /tmp/imagenet --nodes --json    the same of all nodes, as in /tmp/imagenet/.fanstore/nodes.json
   fanstore-stat /tmp/imagenet --html job.html   a page with pictures about the whole job, for a browser
+
+On a terminal, --watch shows what fits: nodes that are lost, silent or have failed reads first, then the busiest, and
+the others as a sum. 'all others' are requests of the kernel that are rare (flush, rename, link) or do not fit.
 
 In the table of nodes, 'on disk' is what is staged there, MB/s (10^6 bytes) are what programs on that node read, what
 came in from other nodes and what went out to them: averages since the start, or with --watch since the table before.
@@ -179,10 +183,50 @@ def _show(sample: _Sample, before: _Sample | None, args: argparse.Namespace) -> 
     if args.json:
         text = (sample.nodes if args.nodes else sample.stats).decode().rstrip()
     else:
-        clear = "\x1b[H\x1b[2J" if args.watch is not None and sys.stdout.isatty() else ""
         end = "" if args.watch is None else "\n"
-        text = clear + "\n".join(_report(sample, before)) + end
+        text = "\n".join(_report(sample, before)) + end
     print(text, flush=True)
+
+
+def _redraw(sample: _Sample, before: _Sample | None) -> None:
+    """On a terminal: over what was there before, as much as fits."""
+    stats, earlier = _stats(sample), None if before is None else _stats(before)
+    title = f"{sample.config['prepared']} on {sample.config['mountpoint']}"
+    top = [title, *([] if stats is None else statpage.head(stats, sample.config, earlier))]
+    nodes, nodes_before = _nodes(sample), None if before is None else _nodes(before)
+    if text := copies_text([node.get("copies") for node in nodes]):
+        top.append(f"copies: {text}")
+    columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    shown = statpage.screen(top, stats, (nodes, nodes_before), columns, lines)
+    # Each line to its end, then the rest of the screen: clearing all of it first would flicker.
+    print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", end="", flush=True)
+
+
+def _stats(sample: _Sample) -> Mapping[str, Any] | None:
+    if not sample.stats:
+        return None
+    stats: Mapping[str, Any] = json.loads(sample.stats)
+    _check_version(stats, _KNOWN_VERSION, "stats.json")
+    return stats
+
+
+def _nodes(sample: _Sample) -> list[Mapping[str, Any]]:
+    return json.loads(sample.nodes)["nodes"] if sample.nodes else []
+
+
+def _report(sample: _Sample, before: _Sample | None) -> Iterator[str]:
+    """Everything."""
+    yield f"{sample.config['prepared']} on {sample.config['mountpoint']}"
+    if nodes := _nodes(sample):
+        yield from node_table(nodes, None if before is None else _nodes(before))
+        if text := copies_text([node.get("copies") for node in nodes]):
+            yield f"copies: {text}"
+    stats = _stats(sample)
+    if stats is not None:
+        if nodes:
+            yield f"\nthis node, rank {sample.config['rank']}:"
+        yield from statpage.head(stats, sample.config, None if before is None else _stats(before))
+        yield from statpage.page(stats)
 
 
 def _watch(mount: _Asked, args: argparse.Namespace) -> int:
@@ -191,7 +235,10 @@ def _watch(mount: _Asked, args: argparse.Namespace) -> int:
     try:
         while True:
             sample = _sample(mount, args)
-            _show(sample, before, args)
+            if sys.stdout.isatty() and not args.json:
+                _redraw(sample, before)
+            else:
+                _show(sample, before, args)
             before = sample
             time.sleep(args.watch)
     except MountError:
@@ -216,144 +263,6 @@ def _check_version(content: Mapping[str, Any], known: int, name: str) -> None:
         raise MountError(
             f"the mount speaks version {content.get('version')} of {name}, this program knows {known}; use --json"
         )
-
-
-# --- the tables ---
-
-#: What is shown of the caches.
-
-
-def _report(sample: _Sample, before: _Sample | None) -> Iterator[str]:
-    yield f"{sample.config['prepared']} on {sample.config['mountpoint']}"
-    if sample.nodes:
-        nodes = json.loads(sample.nodes)["nodes"]
-        yield from node_table(nodes, json.loads(before.nodes)["nodes"] if before is not None else None)
-        if text := copies_text([node.get("copies") for node in nodes]):
-            yield f"copies: {text}"
-    if sample.stats:
-        if sample.nodes:
-            yield f"\nthis node, rank {sample.config['rank']}:"
-        yield from _table(sample, json.loads(before.stats) if before is not None else None)
-
-
-def _table(sample: _Sample, before: Mapping[str, Any] | None) -> Iterator[str]:
-    """The mount of this node."""
-    stats, config = json.loads(sample.stats), sample.config
-    _check_version(stats, _KNOWN_VERSION, "stats.json")
-    yield f"up {format_duration(stats['uptime_s'])}, process {config['pid']} on {config['host']}"
-    if before is not None:
-        yield _rates(stats, before)
-    yield ""
-    yield f"{'operation':<12}{'count':>12}{'errors':>9}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}"
-    for name, operation in stats["operations"].items():
-        times = "".join(f"{_microseconds(operation['latency_us'][key]):>10}" for key in ("p50", "p90", "p99", "max"))
-        yield f"{name:<12}{operation['count']:>12,}{operation['errors']:>9,}{times}"
-    yield ""
-    yield f"{'read from':<12}{'reads':>12}{'bytes':>12}{'share':>8}{'fetched':>12}"
-    total = sum(source["bytes"] for source in stats["sources"].values())
-    for name, source in stats["sources"].items():
-        share = f"{source['bytes'] / total:.1%}" if total else "-"
-        fetched = format_bytes(source["fetched_bytes"]) if source["fetches"] else "-"
-        yield f"{name:<12}{source['reads']:>12,}{format_bytes(source['bytes']):>12}{share:>8}{fetched:>12}"
-    yield ""
-    yield from _details(stats)
-
-
-def _details(stats: Mapping[str, Any]) -> Iterator[str]:
-    staging, errors, memory, engine = stats["staging"], stats["errors"], stats["memory"], stats["engine"]
-    cache = stats["cache"]
-    answered = f"{engine['answered_python']:,} requests answered by Python"
-    if engine["name"] == "native":
-        answered = f"{engine['answered_native']:,} requests answered natively, {engine['answered_python']:,} by Python"
-    if engine["name"] == "none":
-        answered = "nothing is mounted, programs read by themselves"
-    yield f"engine      {engine['name']}: {answered}"
-    asked = cache["hits"] + cache["misses"]
-    hits = f"{cache['hits'] / asked:.1%} of {asked:,} look-ups hit" if asked else "not used so far"
-    withheld = memory.get("cache_withheld_bytes", 0)
-    less = f" ({format_bytes(withheld)} less than --cache: memory is short)" if withheld else ""
-    yield f"cache       {format_bytes(cache['used_bytes'])} of {format_bytes(cache['capacity_bytes'])}{less}, {hits}"
-    if "order" in stats:
-        yield f"order       {_order(stats['order'])}"
-        if stats["order"].get("rearranged") is not None:  # an older daemon does not say
-            yield f"rearranged  {_rearranged(stats['order']['rearranged'])}"
-    yield f"memory      {format_bytes(memory['rss_bytes'])}, at most {format_bytes(memory['peak_rss_bytes'])} so far"
-    intercepted = stats["intercepted"]
-    if any(intercepted.values()):
-        yield (
-            f"intercepted {intercepted['opens']:,} opens, {intercepted['reads']:,} reads, "
-            f"{format_bytes(intercepted['bytes'])}, {intercepted['stats']:,} stats, {intercepted['listings']:,} "
-            f"listings; {intercepted['promotions']:,} "
-            f"promoted, {intercepted['passed']:,} calls passed to the mount"
-        )
-    if reused := staging["reused_partitions"]:
-        kept = f"{format_count(reused, 'partition')}, {format_bytes(staging['reused_bytes'])}"
-        yield f"reused      {kept}, from copies that earlier jobs have kept"
-    if staging["partitions"] or staging["skipped_partitions"]:
-        here = staging["done_partitions"] + staging["unverified_partitions"]
-        wanted = staging["partitions"] + staging["skipped_partitions"]
-        yield f"staged      {here:,} of {wanted:,} partitions, {format_bytes(staging['done_bytes'])}"
-    if text := copies_text([stats.get("copies")]):
-        yield f"copies      {text}"
-    if "outputs" in stats:
-        yield f"outputs     {_outputs(stats['outputs'])}"
-    verification = stats["verification"]
-    yield f"verified    {verification['chunks']:,} chunks, {format_bytes(verification['bytes'])}, while reading"
-    yield f"damaged     {errors['damaged_files']:,} files, {errors['failed_reads']:,} failed reads"
-    if errors["fallbacks"]:
-        yield f"fallbacks   {errors['fallbacks']:,} reads were answered by another copy"
-
-
-def _order(order: Mapping[str, Any]) -> str:
-    """How the order of reads is known, and what that was good for."""
-    if order["source"] == "none":
-        text = "not known"
-    else:
-        known = [] if order["sampler"] is None else [order["sampler"]]
-        known += [f"{key} {order[key]}" for key in ("seed", "epoch") if order[key] is not None]
-        text = f"{order['source']}: {', '.join(known)}"
-    text += f"; {order['predicted']:,} of {order['files']:,} files read as predicted"
-    text += f"; {order['prefetched']:,} chunks fetched ahead, {order['late']:,} late"
-    if order["into_kernel"]:
-        text += f"; {order['into_kernel']:,} files put into the page cache"
-    return f"{text}; readers waited {format_duration(order['waited_s'])}"
-
-
-def _rearranged(rearranged: Mapping[str, Any]) -> str:
-    """What programs read of their global batches with ``--order locality``."""
-    held, samples = rearranged["held"], rearranged["samples"]
-    text = f"{format_count(rearranged['epochs'], 'epoch')}; {held:,} of {samples:,} samples were on this node"
-    return "; ".join([text, *(f"left as it is: {why}" for why in rearranged["left_alone"])])
-
-
-def _outputs(outputs: Mapping[str, Any]) -> str:
-    """How many there are, and which of them are not where they are to stay."""
-    text = f"{outputs['files']:,} files, {format_bytes(outputs['bytes'])}"
-    if outputs["being_written"]:
-        text += f", {outputs['being_written']:,} being written"
-    if outputs["directory"] is None:
-        return f"{text}; they end with the job (--scratch)"
-    if not outputs["pending"]:
-        return f"{text}; nothing pending for {outputs['directory']}"
-    text += f"; pending {outputs['pending']:,}, {format_bytes(outputs['pending_bytes'])}, for {outputs['directory']}"
-    return f"{text} ({outputs['trouble']}; it is tried again)" if outputs["trouble"] else text
-
-
-def _rates(stats: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    elapsed_s = max(stats["uptime_s"] - before["uptime_s"], 1e-3)
-
-    def total(snapshot: Mapping[str, Any], section: str, key: str) -> int:
-        return sum(item[key] for item in snapshot[section].values())
-
-    operations = (total(stats, "operations", "count") - total(before, "operations", "count")) / elapsed_s
-    rate = (total(stats, "sources", "bytes") - total(before, "sources", "bytes")) / elapsed_s
-    return f"in the last {elapsed_s:.1f} s: {operations:,.0f} operations/s, {format_bytes(rate)}/s"
-
-
-def _microseconds(value: float) -> str:
-    if value < 1000:
-        return f"{value:.3g} µs"
-    return f"{value / 1000:.3g} ms" if value < 1e6 else f"{value / 1e6:.3g} s"
 
 
 def _interval(text: str) -> float:

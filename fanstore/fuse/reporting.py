@@ -8,9 +8,11 @@ is said once, in the log.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ import trio
 from fanstore.errors import MountError
 from fanstore.job.job import Job
 from fanstore.job.node import Node
+from fanstore.report.ending import ending
 from fanstore.report.files import replace_file
 from fanstore.report.metrics import metrics_text
 from fanstore.report.page import report_page
@@ -49,11 +52,18 @@ class Publishing:
         report: the page about the whole job, written by the lowest rank that is alive; None for none.
         metrics: the figures of this node for Prometheus; None for none.
         plan: what was planned, to stand beside it in the report.
+        summary: one line about the whole job at its end, on the standard error of whoever would write the report.
     """
 
     report: Path | None = None
     metrics: Path | None = None
     plan: Planned | None = None
+    summary: bool = False
+
+    @property
+    def of_job(self) -> bool:
+        """What the other nodes did is wanted at the end."""
+        return self.report is not None or self.summary
 
 
 class Reporting:
@@ -143,19 +153,19 @@ class Reporting:
 
     async def give_account(self, job: Job, *, hurried: bool) -> None:
         """This node is about to be done: whoever writes the report gets its last figures."""
-        if self._publishing.report is not None:
+        if self._publishing.of_job:
             await job.give_account(HURRIED_LIMIT_S if hurried else ACCOUNT_LIMIT_S)
 
     async def wait_accounts(self, job: Job, *, hurried: bool) -> None:
         """All nodes end now: whoever writes the report waits for their last figures."""
-        if self._publishing.report is not None and not hurried and job.reporter() == job.rank:
+        if self._publishing.of_job and not hurried and job.reporter() == job.rank:
             await job.wait_accounts(ACCOUNT_LIMIT_S)
 
     # --- end ---
 
     def take_last_figures(self) -> None:
         """Nothing is served any more, and nothing is taken down yet: these are the last figures of this node."""
-        if self._node is not None and self._publishing.report is not None:
+        if self._node is not None and self._publishing.of_job:
             try:
                 self._last = self._node.account.describe()
             except Exception as error:
@@ -178,13 +188,18 @@ class Reporting:
                 with self._locks[metrics]:
                     self._ended.add(metrics)
                     self._remove(metrics)
-            if report is None or self._last is None or self._job is None or self._node is None:
+            if self._last is None or self._job is None or self._node is None:
                 return
             if self._job.reporter() == self._job.rank:
                 own = {**self._last, **self._node.account.describe_events()}
                 accounts = self._job.known_accounts(own, ended=True)
-                page = report_page(self._node.report(accounts, ended=True, code=self.code), self._publishing.plan)
-                self._put(report, page, last=True)
+                data = self._node.report(accounts, ended=True, code=self.code)
+                if report is not None:
+                    self._put(report, report_page(data, self._publishing.plan), last=True)
+                if self._publishing.summary:
+                    written = None if report in self._failing else report
+                    with contextlib.suppress(OSError):  # nobody reads it
+                        print(f"fanstore-mount: {ending(data, written)}", file=sys.stderr, flush=True)
         except Exception as error:
             log.error("unexpected error while writing the report; please report it", exc_info=error)
 

@@ -10,7 +10,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fanstore.dataset.broker import Broker
@@ -29,6 +29,15 @@ REPORT_VERSION = 1
 
 #: Fields of a sample that only grow; of these the differences are told, which are shorter.
 _SUMS = (*map(str, Source), "waited_ms")
+
+#: Requests of the kernel that a shared file system would have had to answer, by what they are about: names, attributes,
+#: directories, and files that are opened.
+_METADATA = {
+    "names": ("lookup",),
+    "attributes": ("getattr", "getxattr", "readlink"),
+    "listings": ("opendir", "readdir", "readdirplus"),
+    "opens": ("open",),
+}
 
 #: What can be left out so that an account fits in a message, in this order.
 _DISPENSABLE = ("events", "fetched", "samples")
@@ -50,10 +59,12 @@ class Account:
         remote: Remote | None,
         statistics: Statistics,
         events: Events,
+        config: Callable[[], Mapping[str, object]],
     ) -> None:
         self.history = History()
         self.events = events
         self.started_s = time.time()
+        self._config = config
         self._job = job
         self._store = store
         self._broker = broker
@@ -93,6 +104,7 @@ class Account:
         stats: dict[str, Any] = self._statistics.snapshot()
         now = self.sample()
         peers = stats.get("peers", {"nodes": [], "transport": {}})
+        config = self._config()
         return {
             "rank": self._job.rank,
             "host": self._job.host,
@@ -109,6 +121,10 @@ class Account:
             "cache_capacity_bytes": self._broker.cache()["capacity_bytes"],
             "outputs": stats.get("outputs"),
             "order": stats.get("order"),
+            "intercepted": stats.get("intercepted"),
+            "metadata": _metadata(stats),
+            "mountpoint": config.get("mountpoint"),
+            "local": config.get("local"),
             "latency": self.histograms(),
             "served_bytes": peers["transport"].get("served_bytes", 0),
             "fetched": {str(peer["rank"]): peer["fetched_bytes"] for peer in peers["nodes"] if peer["fetched_bytes"]},
@@ -161,6 +177,21 @@ def _columns(samples: list[Sample]) -> dict[str, list[float]]:
         values = columns[name]
         columns[name] = [later - earlier for earlier, later in zip([0, *values], values, strict=False)]
     return columns
+
+
+def _metadata(stats: Mapping[str, Any]) -> dict[str, int]:
+    """What the shared file system was not asked, because it was answered here; of programs that are intercepted, too.
+
+    Where the kernel opens files by itself, that they are opened is known from their first read.
+    """
+    asked = stats["operations"]
+    counted = {what: sum(asked[name]["count"] for name in names if name in asked) for what, names in _METADATA.items()}
+    order, own = stats.get("order"), stats.get("intercepted") or {}
+    begun = 0 if order is None else order["files"] + order["lost"]
+    counted["opens"] = max(counted["opens"] + own.get("opens", 0), begun)
+    counted["attributes"] += own.get("stats", 0)
+    counted["listings"] += own.get("listings", 0)
+    return counted
 
 
 def _resident_bytes() -> int:

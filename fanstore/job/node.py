@@ -124,7 +124,7 @@ class Node:
             shared_readers=settings.shared_readers,
             remote=remote,
         )
-        self.account = Account(job, self.store, self.broker, remote, statistics, events or Events())
+        self.account = Account(job, self.store, self.broker, remote, statistics, events or Events(), config)
         self._config = config
         files: dict[str, Content] = {
             STATISTICS_FILE: statistics.snapshot,
@@ -201,7 +201,8 @@ class Node:
             return f"{nodes}, all {parts} partitions are read where they are"
         copies = sum(map(len, self.placement.holders))
         size = format_bytes(sum(map(self.placement.bytes_of_rank, range(self._job.size))))
-        line = f"{nodes}, {parts - len(nowhere)} of {parts} partitions on local disks ({copies} copies, {size})"
+        where = "on" if self._staged.is_set() else "go to"
+        line = f"{nodes}, {parts - len(nowhere)} of {parts} partitions {where} local disks ({copies} copies, {size})"
         if nowhere:
             rest = format_bytes(sum(self.placement.partition_bytes[partition] for partition in nowhere))
             line += f", {len(nowhere)} do not fit and are read where they are ({rest})"

@@ -83,7 +83,7 @@ class Prefetcher:
         _bad_lines: of all lists.
         _told: how often something was said in the log; _left: streams of which it was said that nobody follows them.
         _recent: by thread, the last files that it has read. _noted_at: how many files had been read when those of which
-            the order is searched began.
+            the order is searched began. _begun: where files that are read are told; None before ``run``.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class Prefetcher:
         self._recent: dict[int, deque[int]] = {}
         self._noted_at = 0
         self._left: deque[Stream] = deque(maxlen=_STREAMS_MOST)
+        self._begun: Sightings | None = None
 
     def requests(self) -> Mapping[str, Request]:
         """Rows for the table of the control socket."""
@@ -139,6 +140,7 @@ class Prefetcher:
 
     async def run(self, order: Mode | Path | Specification, begun: Sightings) -> None:
         """Until it is cancelled."""
+        self._begun = begun
         try:
             async with trio.open_nursery() as nursery:
                 if self._order_file is not None:
@@ -158,11 +160,8 @@ class Prefetcher:
     async def _follow(self, begun: Sightings) -> None:
         while True:
             self._wanted = trio.Event()
-            files = begun.take_nowait()
             now_s = time.monotonic()
-            for entry, thread in files:
-                self._seen(entry, thread, now_s)
-            self._lost = begun.lost
+            files = self._look(begun, now_s)
             opened = self._opened()
             unseen, self._opened_before = (opened or 0) - self._opened_before, opened or 0
             if unseen:
@@ -184,6 +183,14 @@ class Prefetcher:
                     nursery.start_soon(_cancel_after, begun.wait, nursery.cancel_scope)
                     await self._wanted.wait()
                     nursery.cancel_scope.cancel()
+
+    def _look(self, begun: Sightings, now_s: float) -> bool:
+        """Take what was read since the last look; whether there was anything."""
+        files = begun.take_nowait()
+        for entry, thread in files:
+            self._seen(entry, thread, now_s)
+        self._lost = begun.lost
+        return bool(files)
 
     def _patience_s(self) -> float:
         """Until a look is worth while although nobody tells of anything: nobody tells of what programs open."""
@@ -360,6 +367,8 @@ class Prefetcher:
 
     def describe(self) -> Mapping[str, object]:
         """The section ``order`` of stats.json."""
+        if self._begun is not None:
+            self._look(self._begun, time.monotonic())  # what was read just now counts, too
         counts, cache = self._window.counts, self._broker.cache()
         followed = [stream for stream in self._window.streams if stream.followed]
         latest = max(followed, key=lambda stream: stream.last_s, default=None)

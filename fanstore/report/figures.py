@@ -51,6 +51,24 @@ class Course:
         return [sum(values) for values in zip(*self.rates.values(), strict=True)]
 
 
+#: A time in which less than this part of the highest rate was read is no reading: an epoch from the page cache, in
+#: which a file here and there comes from us.
+_SILENCE = 0.01
+
+
+def reading(course: Course) -> tuple[float, float]:
+    """How long programs have read something, in seconds, and how many bytes a second then."""
+    rates = course.total_rates()
+    starts = [0.0, *course.ends_s]
+    busy = [
+        (end - start, rate)
+        for start, end, rate in zip(starts, course.ends_s, rates, strict=False)
+        if rate > _SILENCE * max(rates)
+    ]
+    seconds = sum(step for step, _ in busy)
+    return seconds, sum(step * rate for step, rate in busy) / seconds if seconds else 0.0
+
+
 @dataclass(frozen=True)
 class Matrix:
     """Bytes that ranks got from ranks.
@@ -84,6 +102,28 @@ def total(nodes: Sequence[Node], section: str, key: str) -> int:
     return sum(int(node[section][key]) for node in has_told(nodes))
 
 
+def intercepted(nodes: Sequence[Node], key: str) -> int:
+    """Sum over all nodes of what programs have done by themselves; a daemon of an older version does not tell."""
+    return sum(int((node.get("intercepted") or {}).get(key, 0)) for node in has_told(nodes))
+
+
+def metadata(nodes: Sequence[Node]) -> int | None:
+    """Operations on names and attributes that the shared file system was not asked; None if nobody has told."""
+    told = [node["metadata"] for node in has_told(nodes) if node.get("metadata") is not None]
+    return sum(sum(map(int, each.values())) for each in told) if told else None
+
+
+def waited_s(nodes: Sequence[Node]) -> float:
+    """How long readers have waited for bytes, all of them together."""
+    return sum(sum(node["samples"].get("waited_ms", ())) for node in has_told(nodes) if "samples" in node) / 1e3
+
+
+def places(nodes: Sequence[Node]) -> bool:
+    """Whether it differs between nodes where the dataset is mounted, or where its copies are."""
+    told = {(node.get("mountpoint"), node.get("local")) for node in has_told(nodes) if "mountpoint" in node}
+    return len(told) > 1
+
+
 def outputs(nodes: Sequence[Node]) -> list[Mapping[str, Any]]:
     """What nodes said of outputs, the newest first. All know of all outputs, but those that ended before the others
     did not see the last ones saved."""
@@ -114,7 +154,7 @@ def orders(nodes: Sequence[Node]) -> list[Ordered]:
         Ordered(
             ranks=[int(node["rank"]) for node in group],
             words=words,
-            files=total(group, "order", "files"),
+            files=sum(int(node["order"]["files"]) + int(node["order"].get("lost", 0)) for node in group),
             predicted=total(group, "order", "predicted"),
             prefetched=total(group, "order", "prefetched"),
             late=total(group, "order", "late"),

@@ -86,16 +86,20 @@ def _head(data: Mapping[str, Any], course: Course) -> str:
         "started": "-" if started_s is None else _date(started_s),
         "duration": format_duration(duration_s) if duration_s < 86_400 else moment(duration_s),
         "state": _state(data),
-        "copies": _copies(config),
+        "copies": _copies(config, figures.places(nodes)),
         "version": f"FanStore {config['fanstore']}, {config['engine']} engine",
     }
     listed = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     rates = course.total_rates()
+    reading_s, speed = figures.reading(course)
+    metadata = figures.metadata(nodes)
     figured = {
         "read by programs": size(read),
-        "on average": rate(read / duration_s if duration_s else 0.0),
+        f"on average, in {format_duration(reading_s)} with reads": rate(speed),
         "at most": rate(max(rates, default=0.0)),
         f"not from the {_words(data)['shared']}": share(read - figures.by_source(nodes, "bytes")["shared"], read),
+        "waited by all readers together": format_duration(figures.waited_s(nodes)),
+        **({} if metadata is None else {f"metadata operations spared the {_words(data)['shared']}": f"{metadata:,}"}),
         "failed reads": f"{figures.total(nodes, 'errors', 'failed_reads'):,}",
     }
     told = "".join(f'<li class="{level}">{escape(text)}</li>' for level, text in findings(data))
@@ -123,10 +127,10 @@ def _state(data: Mapping[str, Any]) -> str:
     return f"ended with exit code {data['code']}, {made}"
 
 
-def _copies(config: Mapping[str, Any]) -> str:
+def _copies(config: Mapping[str, Any], differ: bool) -> str:
     if config["local"] is None:
         return "none: partitions are read where they are"
-    return f"{config['replicas']} of each partition, in {config['local']}"
+    return f"{config['replicas']} of each partition, in {'--local of each node' if differ else config['local']}"
 
 
 def _date(unix_s: float) -> str:
@@ -151,7 +155,7 @@ def _throughput(course: Course, words: Mapping[str, str]) -> Iterator[str]:
         "bytes), against the time since the start, by where they came from. <b>Bad</b> would be gaps while the program "
         f"should be reading, a level that sinks from epoch to epoch, or much from the {words['shared']} after staging "
         "has ended. Not in it: what the kernel answered from its page cache. A second epoch that fits in free memory "
-        "can look like silence here, and is the fastest of all."
+        "can look like silence here, and is the fastest of all; the average at the top leaves such times out."
     )
 
 
@@ -370,13 +374,13 @@ def _events(nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _nodes(nodes: Sequence[Node], words: Mapping[str, str]) -> Iterator[str]:
-    rows = []
+    rows, places = [], figures.places(nodes)
     for node in nodes[:_NODES_MOST]:
         head = (
             f'<th scope="row">{int(node["rank"])}</th><td>{escape(node["host"])}</td><td>{escape(node["state"])}</td>'
         )
         if "sources" not in node:
-            rows.append(f'<tr class="warning">{head}<td colspan="7">has told nothing</td></tr>')
+            rows.append(f'<tr class="warning">{head}<td colspan="{7 + places}">has told nothing</td></tr>')
             continue
         read = {name: node["sources"][name]["bytes"] for name in SOURCES}
         numbers = (
@@ -390,10 +394,25 @@ def _nodes(nodes: Sequence[Node], words: Mapping[str, str]) -> Iterator[str]:
         )
         bar = charts.bar(read) if any(read.values()) else "-"
         cells = "".join(f"<td>{bar if text is None else escape(text)}</td>" for text in numbers)
+        if places:
+            where = [str(node[key]) for key in ("mountpoint", "local") if node.get(key) is not None]
+            cells += f"<td>{escape(', '.join(where) or '-')}</td>"
         style = "warning" if node["state"] in ("silent", "lost") else ""
         rows.append(f'<tr class="{style}">{head}{cells}</tr>')
     yield charts.legend([(name, words[name]) for name in SOURCES])
-    titles = ("rank", "host", "state", "on disk", "read", "read from", "got", "gave", "failed reads", "warnings")
+    titles: tuple[str, ...] = (
+        "rank",
+        "host",
+        "state",
+        "on disk",
+        "read",
+        "read from",
+        "got",
+        "gave",
+        "failed reads",
+        "warnings",
+    )
+    titles += ("mounted at, copies in",) if places else ()
     yield table(titles, "".join(rows), style="nodes")
     if len(nodes) > _NODES_MOST:
         yield nothing(f"{len(nodes) - _NODES_MOST:,} more nodes are not listed; they are in all sums.")
