@@ -11,6 +11,8 @@ import pytest
 from conftest import BOTH_ENGINES
 from mounting import Mount, Mounted, needs_fuse, needs_root, opened
 
+from fanstore.fuse.refusals import _LOOKS
+
 pytest_plugins = ["mounting"]
 ENGINES = BOTH_ENGINES
 pytestmark = needs_fuse
@@ -23,7 +25,8 @@ def mounted(module_mount: Mount, tmp_path_factory: pytest.TempPathFactory) -> Mo
     (source / "directory/inner").mkdir(parents=True)
     (source / "file").write_text("content\n")
     (source / "link").symlink_to("file")
-    return module_mount(mounting.prepare(source, directory / "d.fan"))
+    announced = ["cannot be created in .*: without --output"]
+    return module_mount(mounting.prepare(source, directory / "d.fan"), announced=announced)
 
 
 def _open(flags: int) -> Callable[[Path], None]:
@@ -101,3 +104,33 @@ def test_refused_by_us(mounted: Mounted) -> None:
         assert (mounted.path / "file").read_text() == "content\n"
     finally:
         remount("ro")
+
+
+def test_what_is_missing_is_said_once(mount: Mount, mounted: Mounted) -> None:
+    """When a program wants to create something, and not when it only looks; also if it has looked before."""
+    mounted = mount(mounted.prepared, announced=[r"'\S+' cannot be created in \S+/m: without --output or --scratch"])
+    assert not (mounted.path / "name").exists() and not (mounted.path / "directory/name").exists()
+    with pytest.raises(FileNotFoundError):
+        (mounted.path / "name").read_bytes()
+    assert "cannot be created" not in mounted.log_text()
+    for _ in range(3):
+        with pytest.raises(OSError, match="Read-only file system"):
+            (mounted.path / "directory/name").write_bytes(b"")
+        with pytest.raises(OSError, match="Read-only file system"):
+            (mounted.path / "new").mkdir()
+    assert mounted.log_text().count("cannot be created") == mounted.output().count("cannot be created") == 1
+    assert "'name' cannot be created" in mounted.log_text()
+
+
+def test_only_the_first_names_are_looked_at(mount: Mount, mounted: Mounted) -> None:
+    """A program that looks for a thousand names and never writes costs nothing after that: the engine answers again."""
+    mounted = mount(mounted.prepared)
+    for number in range(_LOOKS + 1):
+        assert not (mounted.path / f"none-{number}").exists()
+    before = mounted.statistics()["engine"]["answered_python"]
+    for number in range(200):
+        assert not (mounted.path / f"more-{number}").exists()
+    python = mounted.statistics()["engine"]["answered_python"] - before
+    assert python < 100 if mounted.engine == "native" else python >= 200
+    with pytest.raises(OSError, match="Read-only file system"):
+        (mounted.path / "new").mkdir()

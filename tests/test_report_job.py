@@ -208,6 +208,10 @@ def test_of_two_ranks(tmp_path: Path, prepared: Path, start_job: StartJob) -> No
     assert "nodes 2 started" in words["head"] and "ended with exit code 0" in words["head"]
     assert format_bytes(sum(before.values())) in words["sources"], "both ranks are in it"
     assert words["nodes"].count(" done ") >= 2
+    for rank in range(2):
+        assert f"{job.mount(rank)}, {job.local(rank)}" in words["nodes"], "paths are those of the rank"
+    spared = re.search(r"([\d,]+) metadata operations spared", words["glance"])
+    assert spared is not None and int(spared[1].replace(",", "")) >= 2 * FILES
     assert "ranks 0, 1 info staging staging ended: 2 of 2 partitions" in words["events"]
     assert list(tmp_path.glob("*.prom")) == []
 

@@ -202,6 +202,10 @@ class NativeEngine(PythonEngine):
         self._pages_wanted.set()
         return not self._reader.failed
 
+    def forward_missing(self, wanted: bool) -> None:
+        """Whether names that are not there come to the operations, which see who asks for them; without outputs."""
+        self._engine.forward_missing(wanted)
+
     async def end_helpers(self) -> None:
         """The end of ``list_ahead`` and ``read_ahead``: before the mount is taken away."""
         await self._lister.end()

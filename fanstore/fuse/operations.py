@@ -32,6 +32,7 @@ from fanstore.dataset.namespace import (
     NotSymlinkError,
 )
 from fanstore.errors import CorruptDataError
+from fanstore.fuse.refusals import Refusals
 from fanstore.fuse.snapshots import Snapshots
 from fanstore.ids import Inode
 from fanstore.outputs.tree import RefusedError
@@ -270,7 +271,22 @@ class FanstoreOperations(pyfuse3.Operations):
 
 
 class ReadOnlyOperations(FanstoreOperations):
-    """The request handlers of a mount that cannot be written to. It is mounted so, but root could remount it."""
+    """The request handlers of a mount that cannot be written to. It is mounted so, but root could remount it.
+
+    Attributes:
+        refusals: told of names that are not there; None if nobody wants to know.
+    """
+
+    refusals: Refusals | None = None
+
+    @handler
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        found = await self.look_in_dataset(parent_inode, name)
+        if found.st_ino == 0 and self.refusals is not None and self.refusals.wanted:
+            # What is looked for now may be created next, which is to be seen.
+            found.entry_timeout = 0
+            self.refusals.missing(name, ctx.pid)
+        return found
 
     async def flush(self, fh: int) -> None:
         """Nothing is ever written: say so once, and the kernel spares us one message for each close."""

@@ -51,6 +51,7 @@ from fanstore.fuse.mountpoint import (
 from fanstore.fuse.native import RESERVED_WORKERS, NativeEngine, choose_workers
 from fanstore.fuse.operations import FanstoreOperations, ReadOnlyOperations
 from fanstore.fuse.outputoperations import OutputOperations, PythonEngine
+from fanstore.fuse.refusals import Refusals
 from fanstore.fuse.reporting import Reporting
 from fanstore.fuse.requests import requests
 from fanstore.fuse.settings import EngineChoice, MountSettings, describe
@@ -471,16 +472,24 @@ class _Session:
             operations = OutputOperations(*parts, outputs)
             outputs.use_engine(self._engine or PythonEngine())
         operations.begun = self._begun
+        if isinstance(operations, ReadOnlyOperations):
+            operations.refusals = Refusals(point, functools.partial(self._forward_missing, False))
         options = MountOptions(str(self._settings.prepared), self._settings.allow_other, writable=outputs is not None)
         if self._engine is not None:
             try:
-                return mount_native(operations, self._engine, point, options)
+                mounted = mount_native(operations, self._engine, point, options)
+                self._forward_missing(outputs is None)
+                return mounted
             except OSError as error:
                 self._stop_engine()
                 self._without_engine(error)
                 if outputs is not None:
                     outputs.use_engine(PythonEngine())
         return mount_kernel(operations, point, options)
+
+    def _forward_missing(self, wanted: bool) -> None:
+        if self._engine is not None:
+            self._engine.forward_missing(wanted)
 
     async def _serve(self, node: Node, point: MountPoint, job: Job, prepared: PreparedDataset, signals: Signals) -> int:
         self._watch.begin()

@@ -564,6 +564,10 @@ bool fsx_engine_ended(struct fsx_engine *engine, int *error) {
     return atomic_load(&engine->ended);
 }
 
+void fsx_engine_forward_missing(struct fsx_engine *engine, bool wanted) {
+    atomic_store_explicit(&engine->tree.forward_missing, wanted, memory_order_relaxed);
+}
+
 struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine) {
     pthread_mutex_lock(&engine->lock);
     const struct fsx_kernel kernel = engine->kernel;

@@ -77,6 +77,9 @@ bool fsx_engine_ended(struct fsx_engine *engine, int *error);
 void fsx_engine_count(struct fsx_engine *engine, struct fsx_engine_counts *counts);
 struct fsx_kernel fsx_engine_kernel(struct fsx_engine *engine);
 
+/* Whether names that are not there are forwarded, so that Python sees who asks for them. Not of an engine with outputs. */
+void fsx_engine_forward_missing(struct fsx_engine *engine, bool wanted);
+
 /* End all threads, and with them the connection, and free everything. False if threads are still in the hands of a disk
  * after `limit_ms`: then they and the engine are left behind for good; the connection has ended all the same. */
 bool fsx_engine_stop(struct fsx_engine *engine, uint32_t limit_ms);

@@ -93,6 +93,8 @@ static enum fsx_verdict look_elsewhere(const struct fsx_tree *tree, uint64_t par
     if (tree->outputs != NULL && fsx_outputs_has_name(tree->outputs, parent, name, name_bytes))
         return fsx_outputs_tell(tree->outputs, parent, name, name_bytes, &out) ? succeed(reply, &out, sizeof out)
                                                                                : FSX_FORWARD;
+    if (tree->outputs == NULL && atomic_load_explicit(&tree->forward_missing, memory_order_relaxed))
+        return FSX_FORWARD;
     /* Node 0: there is no such name, and the kernel may remember it, unless another node could make it. */
     out.entry_valid = tree->outputs == NULL || fsx_outputs_alone(tree->outputs) ? FSX_CACHE_S : 0;
     return succeed(reply, &out, sizeof out);

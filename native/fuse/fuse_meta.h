@@ -27,6 +27,7 @@ struct fsx_tree {
     struct fsx_outputs *outputs; /* NULL: nothing can be written */
     atomic_bool no_open;    /* the kernel can be told that OPEN is not needed */
     atomic_bool no_opendir; /* likewise for OPENDIR; it may then keep listings */
+    atomic_bool forward_missing; /* a name that is not there is forwarded: somebody may want to create it */
 };
 
 /* What is to be done with a request. */

@@ -133,6 +133,15 @@ static PyObject *engine_take_begun(EngineObject *self, PyObject *unused) {
     return list == NULL ? NULL : Py_BuildValue("NK", list, (unsigned long long)lost);
 }
 
+static PyObject *engine_forward_missing(EngineObject *self, PyObject *wanted) {
+    const int truth = PyObject_IsTrue(wanted);
+    if (truth < 0)
+        return NULL;
+    if (self->engine != NULL)
+        fsx_engine_forward_missing(self->engine, truth != 0);
+    Py_RETURN_NONE;
+}
+
 static PyObject *engine_answer(EngineObject *self, PyObject *args) {
     unsigned long long token;
     Py_buffer data;
@@ -273,6 +282,8 @@ static PyMethodDef engine_methods[] = {
     {"take", (PyCFunction)engine_take, METH_NOARGS, "take() -> [(token, kind, number, offset, length)] for Python to do"},
     {"take_begun", (PyCFunction)engine_take_begun, METH_NOARGS,
      "take_begun() -> ([(entry, thread)] that were begun to be read, how many were lost); with none, the next one wakes"},
+    {"forward_missing", (PyCFunction)engine_forward_missing, METH_O,
+     "forward_missing(wanted): whether Python answers for names that are not there"},
     {"answer", (PyCFunction)engine_answer, METH_VARARGS, "answer(token, data)"},
     {"resume", (PyCFunction)engine_resume, METH_O, "resume(token): the output is here, do what waits for it"},
     {"fail", (PyCFunction)engine_fail, METH_VARARGS, "fail(token, errno)"},
