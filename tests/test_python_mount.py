@@ -185,6 +185,20 @@ def test_nothing_is_left_of_a_program(way: str, prepared: Path, tmp_path: Path) 
     check_end(path, output)
 
 
+def test_an_interrupt_while_it_is_mounted(tmp_path: Path) -> None:
+    """Of a dataset that does not answer: nothing is left, and it is a KeyboardInterrupt."""
+    fake = tmp_path / "fake.fan"
+    fake.mkdir()
+    os.mkfifo(fake / "manifest.json")
+    script = f"import fanstore; fanstore.mount({str(fake)!r}, log={str(tmp_path / 'log')!r})"
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as program:
+        wait_until((tmp_path / "log").exists, "the daemon", lambda: "")
+        program.send_signal(signal.SIGINT)
+        assert program.wait(LIMIT_S) == -signal.SIGINT
+        assert program.stderr is not None and program.stderr.read().endswith("KeyboardInterrupt\n")
+    assert daemons_of(fake) == []
+
+
 @pytest.mark.parametrize("way", ["restart", "kill"])
 def test_nothing_is_left_of_a_notebook(way: str, prepared: Path, tmp_path: Path) -> None:
     try:

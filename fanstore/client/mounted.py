@@ -120,7 +120,8 @@ class MountedJob:
             self._config = self._read_config()
             self.log = None if self._config["log"] is None else Path(self._config["log"])
         except BaseException:
-            self.close()
+            with contextlib.suppress(MountError):  # why it ends is known already: Ctrl-C, say
+                self.close()
             raise
 
     def statistics(self) -> dict[str, Any]:
