@@ -230,7 +230,7 @@ def test_outputs(user: User, prepared: Path) -> None:
         "mount", prepared, user.home / "m", "--local", local, "--output", output, "--", PYTHON, "-c", _WRITES, output
     )
     assert result.returncode == 0, result.stderr
-    assert f"; 2 outputs saved to {output}\n" in result.stderr
+    assert f"; 1 output saved to {output}\n" in result.stderr
     assert sorted(str(path.relative_to(output)) for path in output.rglob("*")) == ["log", "train", "train/run"]
     status = (output / "log").stat()
     assert (status.st_uid, status.st_gid) == (user.number, user.group)
@@ -273,7 +273,7 @@ def test_repair_after_kill(user: User, prepared: Path) -> None:
     mount = find_mount(point)
     assert mount is not None and mount.is_fanstore
     assert len(os.listdir(local)) == 1
-    again = user.fanstore("mount", prepared, point, "--local", local, "--stage-first", "--", "ls", point)
+    again = user.fanstore("mount", prepared, point, "--local", local, "--stage-first", "--quiet", "--", "ls", point)
     assert (again.returncode, again.stdout, again.stderr) == (0, "closed\nlocked\ntrain\n", "")
     assert find_mount(point) is None
     assert os.listdir(local) == []
@@ -385,6 +385,7 @@ def test_seen_from_a_container(user: User, prepared: Path) -> None:
         "mount",
         prepared,
         point,
+        "--quiet",
         "--",
         *("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, user.home.parent / "source/train/3"),
     )
