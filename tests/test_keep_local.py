@@ -228,7 +228,9 @@ def test_copies_make_room_on_a_full_disk(tmp_path: Path) -> None:
         assert (third["done_partitions"], third["skipped_partitions"], third["failed_partitions"]) == (6, 0, 0)
         assert run_job(datasets[0], ssd, sources[0])["staging"]["reused_partitions"] == 6
         assert 12 <= len(copies_in(ssd)) <= 14
-        plain = command("mount", datasets[1], ssd.parent / "m", "--local", ssd, "--stage-first", "--quiet", "--", "true")
+        plain = command(
+            "mount", datasets[1], ssd.parent / "m", "--local", ssd, "--stage-first", "--quiet", "--", "true"
+        )
         assert (plain.returncode, plain.stderr) == (0, ""), "without a warning that it does not fit"
         kept = run_job(datasets[0], ssd, sources[0], "--capacity", "7MiB")["staging"]
         assert kept["reused_partitions"] == 6 and len(copies_in(ssd)) == 6
