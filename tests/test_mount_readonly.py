@@ -26,7 +26,10 @@ def mounted(module_mount: Mount, tmp_path_factory: pytest.TempPathFactory) -> Mo
     (source / "file").write_text("content\n")
     (source / "link").symlink_to("file")
     announced = ["cannot be created in .*: without --output"]
-    return module_mount(mounting.prepare(source, directory / "d.fan"), announced=announced)
+    mounted = module_mount(mounting.prepare(source, directory / "d.fan"), announced=announced)
+    with pytest.raises(OSError, match="Read-only file system"):  # whichever tests run: it is told now
+        (mounted.path / "first").mkdir()
+    return mounted
 
 
 def _open(flags: int) -> Callable[[Path], None]:
