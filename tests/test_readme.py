@@ -65,7 +65,7 @@ def sentences() -> Iterator[str]:
 
 
 def messages() -> list[str]:
-    table = README.partition("\n## When something goes wrong\n")[2].partition("\n## ")[0]
+    table = (ROOT / "docs" / "troubleshooting.md").read_text()
     cells = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
     return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
 
@@ -82,9 +82,10 @@ def test_messages_are_real() -> None:
             assert any(fragment in sentence for sentence in said), f"nobody says '{fragment}' of '{message}'"
 
 
-def test_figures_stand_in_the_records() -> None:
+@pytest.mark.parametrize("document", ["README.md", "docs/comparison.md"])
+def test_figures_stand_in_the_records(document: str) -> None:
     """Each row of the comparison that has figures: the same, in this order, in the records that it names."""
-    table = README.partition("\n## Compared with others\n")[2].partition("\n## ")[0]
+    table = (ROOT / document).read_text().partition("Compared with others\n\n")[2].partition("\n## ")[0]
     results = ROOT / "benchmarks" / "results"
     reads, walks = ((results / f"{name}.md").read_text() for name in ("read-peers", "walk-tree"))
     names = {
