@@ -73,14 +73,14 @@ class Bench:
         dataset: the directory; point: where it is mounted; stored: files that hold the prepared bytes.
     """
 
-    def __init__(self, work: Path, spec: DatasetSpec, readers: int) -> None:
+    def __init__(self, work: Path, spec: DatasetSpec, readers: int, codec: str) -> None:
         made = make(work / "images", spec)
         make_pictures(made.root / "pictures", spec.files // 6)
         self.dataset: Dataset = take(made.root)
         self._work = work
         self._readers = readers
         self.point = work / "mount"
-        run([program("fanstore-prep"), self.dataset.root, work / "d.fan", "--quiet"], RUN_S)
+        run([program("fanstore-prep"), self.dataset.root, work / "d.fan", "--codec", codec, "--quiet"], RUN_S)
         self._reader = work / "reader"
         run(["cc", "-O2", "-pthread", HERE / "reader.c", "-o", self._reader], RUN_S)
         caches.sync_tree(work)
@@ -317,6 +317,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=6000)
     parser.add_argument("--mean-bytes", type=int, default=107_000)
     parser.add_argument("--readers", type=int, default=1)
+    parser.add_argument("--codec", default="none", help="of the prepared dataset; the files are text unless it is none")
     parser.add_argument("--work-dir", type=Path, help="the disk on which everything lies")
     parser.add_argument("--name", default="interception", help="of the files in results/")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
@@ -324,11 +325,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def benchmark(arguments: argparse.Namespace) -> None:
-    spec = DatasetSpec(arguments.files, arguments.mean_bytes, 100)
+    spec = DatasetSpec(arguments.files, arguments.mean_bytes, 100, compressible=arguments.codec != "none")
     runs: list[dict[str, Any]] = []
     loaded: list[dict[str, Any]] = []
     with workspace(arguments.work_dir) as work:
-        bench = Bench(work, spec, arguments.readers)
+        bench = Bench(work, spec, arguments.readers, arguments.codec)
         with bench.mounted():
             bench.measure_start()
             for number in range(1, arguments.rounds + 1):
@@ -349,7 +350,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
         settings = {
             "rounds": arguments.rounds,
             "readers": arguments.readers,
-            "dataset": str(spec),
+            "dataset": f"{spec}, --codec {arguments.codec}",
             "drop": caches.drop_method(),
         }
         result = {
