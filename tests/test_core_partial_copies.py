@@ -16,7 +16,7 @@ from core_cluster import Cluster, Member, cluster
 from core_parts import opened
 from object_servers import Nginx, needs_nginx
 
-from fanstore.dataset.partial_copies import PIECE_BYTES, PartialCopy
+from fanstore.dataset.partial_copies import PIECE_BYTES, CopyEndedError, PartialCopy
 from fanstore.dataset.shared_files import SharedFiles
 from fanstore.dataset.staging import Filling, begin_copies, stage
 from fanstore.dataset.store import PartitionStore
@@ -149,6 +149,48 @@ def test_a_file_that_is_too_short(original: Path, tmp_path: Path) -> None:
     assert one.fill() == (end, False)
     assert one.path.read_bytes()[:end] == one.content[:end]
     one.store.close()
+
+
+def test_a_file_that_ends_behind_what_was_brought(original: Path, tmp_path: Path) -> None:
+    """What readers have brought is part of the copy, though nothing behind it comes."""
+    one = One(Path(shutil.copytree(original / "x.fan", tmp_path / "x.fan")), tmp_path)
+    os.truncate(one.prepared.partition_path(0), 3 * PIECE_BYTES)
+    one.check(PIECE_BYTES, 2 * PIECE_BYTES)
+    assert one.fill() == (3 * PIECE_BYTES, False)
+    one.store.close()
+
+
+def test_a_file_that_becomes_shorter(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reader could not bring is not there any more when staging looks for it: the copy ends there."""
+    first = next(one.copy.take_missing(PIECE_BYTES))
+    stream = one.source.stream
+
+    def letting_go(partition: int, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+        for block in stream(partition, ranges):
+            one.copy.let_go(*first)
+            yield block
+
+    def short(*arguments: int) -> bytes:
+        raise CorruptDataError("it ends here")
+
+    monkeypatch.setattr(one.source, "stream", letting_go)
+    monkeypatch.setattr(one.source, "read_range", short)
+    assert one.fill() == (0, False)
+
+
+def test_a_copy_that_ends_while_it_is_read(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads hears that, and not that a file is missing."""
+    take_on = one.copy._take_on
+
+    def ending(first: int, last: int) -> tuple[int, int] | None:
+        missing = take_on(first, last)
+        if missing is None:
+            one.copy.end()
+        return missing
+
+    monkeypatch.setattr(one.copy, "_take_on", ending)
+    with pytest.raises(CopyEndedError):
+        one.copy.read(0, 10)
 
 
 def test_a_full_disk(one: One, monkeypatch: pytest.MonkeyPatch, original: Path, tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ class PartialCopy:
         while (missing := self._take_on(first, last)) is not None:
             self._bring(*missing)
         with self._changed:
+            if self._ended:
+                raise CopyEndedError
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return pread_exactly(fd, offset, length)

@@ -341,6 +341,8 @@ class Filling:
             with contextlib.closing(self._source.stream(self._copy.partition, self._take())) as blocks:
                 if not self._put(blocks):
                     return None
+        except CorruptDataError as error:  # likewise the end of one that is shorter
+            log.debug("partition %d: %s", self._copy.partition, error)
         except CopyEndedError as error:
             if self._copy.problem is None:
                 return None  # the node gives it up
@@ -376,11 +378,8 @@ class Filling:
                 self._taken.popleft()
                 self._copy.settle(offset, length)
                 written = 0
-        if self._taken:
-            return True  # the file ends here
-        with contextlib.suppress(CorruptDataError):  # likewise
-            return self._pass_over(self._info.bytes)
-        return True
+        # If something taken on did not come, the file ends there.
+        return self._pass_over(self._taken[0][0] if self._taken else self._info.bytes)
 
     def _pass_over(self, end: int) -> bool:
         """What others have brought, or are bringing, or could not bring; false if it was stopped."""
