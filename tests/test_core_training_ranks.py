@@ -75,6 +75,21 @@ def test_deaths_do_not_make_ranks_disagree(expect_warnings: Callable[..., None])
     run(main)
 
 
+def test_who_decides_dies_before_all_have_heard(expect_warnings: Callable[..., None]) -> None:
+    """The next one has heard, and tells the others."""
+    expect_warnings("rank 0 on .* has died")
+
+    async def main() -> None:
+        nodes = Nodes(4)
+        assert nodes.jobs[1].training.heard(0, b"ranks k 2 3 1")
+        assert nodes.jobs[1].training.heard(0, b"ranks alone 2")
+        nodes.network.kill(0)
+        assert await nodes.ask([(3, 0), (1, 1)], 2) == [[3, 1]] * 2
+        assert await nodes.ask([(3, 0), (1, 1)], 2, "alone") == [[]] * 2
+
+    run(main)
+
+
 def test_slow_messages() -> None:
     """A node that hears late waits, and then knows what the others know; one that decides may hear too late."""
 

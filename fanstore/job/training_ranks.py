@@ -73,6 +73,9 @@ class TrainingRanks:
             program.nodes.setdefault(int(values[2]), peer)
         elif what == DECIDED and program.decided is None:
             program.decided = [int(each) for each in values[2:]]
+        if what != DECIDED and program.decided is not None and self._first_present() == self._rank:
+            # That node has not heard it, because who decided died, or has forgotten it.
+            self._say(_decision(values[0], program.ranks, program.decided))
         self._decide(values[0], program, late=what == LATE)
         return True
 
@@ -82,8 +85,7 @@ class TrainingRanks:
         everybody = len(program.nodes) == program.ranks
         if everybody or late:
             nodes = [program.nodes[rank] for rank in range(program.ranks)] if everybody else []
-            word = b" ".join([DECIDED, name, b"%d" % program.ranks, *(b"%d" % node for node in nodes)])
-            self._say(word if len(word) <= MESSAGE_BYTES else b"%s %s %d" % (DECIDED, name, program.ranks))
+            self._say(_decision(name, program.ranks, nodes))
 
     def _say(self, word: bytes) -> None:
         """To all, and to ourselves."""
@@ -98,3 +100,9 @@ class TrainingRanks:
             if len(self._programs) > _PROGRAMS_MOST:
                 del self._programs[next(iter(self._programs))]
         return program
+
+
+def _decision(name: bytes, ranks: int, nodes: Sequence[int]) -> bytes:
+    """The word; without nodes if it would be too long for them."""
+    word = b" ".join([DECIDED, name, b"%d" % ranks, *(b"%d" % node for node in nodes)])
+    return word if len(word) <= MESSAGE_BYTES else b"%s %s %d" % (DECIDED, name, ranks)
