@@ -16,6 +16,7 @@ from core_cluster import Cluster, Member, cluster
 from core_parts import opened
 from object_servers import Nginx, needs_nginx
 
+from fanstore.dataset import remote
 from fanstore.dataset.partial_copies import PIECE_BYTES, CopyEndedError, PartialCopy
 from fanstore.dataset.shared_files import SharedFiles
 from fanstore.dataset.staging import Filling, begin_copies, stage
@@ -319,5 +320,38 @@ def test_a_home_that_takes_its_time_is_asked_again(
             node = job.nodes[0]
             assert node.reads(Source.REMOTE) == FILES
             assert node.reads(Source.SHARED) == 0
+
+    trio.run(main)
+
+
+def test_a_home_that_hangs_is_waited_for_once(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each file of a partition."""
+    hangs = threading.Event()
+    homes: list[PartitionStore] = []
+    read_range = SharedFiles.read_range
+
+    def wait(self: SharedFiles, *arguments: int) -> bytes:
+        if self._store in homes:
+            assert hangs.wait(LIMIT_S)
+        return read_range(self, *arguments)
+
+    monkeypatch.setattr(SharedFiles, "read_range", wait)
+    monkeypatch.setattr(remote, "BRING_LIMIT_S", 3.0)
+
+    async def main() -> None:
+        async with cluster(
+            original / "x.fan", tmp_path, size=2, room=[0, 1 << 40], staged=False, copying=True, timeout_s=0.4
+        ) as job:
+            node, home = job.nodes
+            homes.append(home.store)
+            names = [f"{number:02d}" for number in range(FILES)]
+            mine = [name for name in names if node.prepared.index.partition[node.entry(name)] == 0]
+            with trio.fail_after(LIMIT_S):
+                await node.read(mine[0])
+                with trio.fail_after(2.0):
+                    for name in mine[1:]:
+                        assert await node.read(name) == (original / "src" / name).read_bytes()
+            hangs.set()
+            assert node.reads(Source.SHARED) == len(mine) > 1
 
     trio.run(main)

@@ -97,7 +97,8 @@ class Remote:
     Attributes:
         last_resort: the same source, which asks all that are not dead.
         _others: per partition the ranks that keep it, without ourselves.
-        _refused_ns: by (peer, partition), when it said last that it does not have it; only what may still count.
+        _refused_ns: by (peer, partition), when it said last that it does not have it, or in the future:
+            when it may be asked again, since it took too long. Only what may still count.
         _damaged: (peer, partition) of all damaged answers.
         _quiet: silent peers that the log has told of.
         _latency: from the question to the arrival of all bytes; failures are its errors.
@@ -224,12 +225,15 @@ class Remote:
         limit_s = trio.current_time() + BRING_LIMIT_S
         while True:
             try:
-                return await self._read_now(partition, offset, length, check, last_resort)
+                return await self._read_now(partition, offset, length, check, last_resort, limit_s)
             except PeerBusyError:
                 if trio.current_time() > limit_s:
                     raise
 
-    async def _read_now(self, partition: int, offset: int, length: int, check: Check, last_resort: bool) -> Stored:
+    async def _read_now(
+        self, partition: int, offset: int, length: int, check: Check, last_resort: bool, limit_s: float
+    ) -> Stored:
+        """Each peer once; ``limit_s``: when whoever says that it brings the bytes has taken too long."""
         refusals = 0
         busy: PeerBusyError | None = None
         for peer in self._candidates(partition, offset, last_resort):
@@ -239,6 +243,9 @@ class Remote:
                 stored = await self._ask(peer, partition, offset, length, self.timeout_s)
             except PeerBusyError as error:
                 busy = error  # another one may have it
+                if trio.current_time() > limit_s:  # its file server hangs, perhaps: others do not wait as long again
+                    self._refused_ns[peer, partition] = time.monotonic_ns() + int(BRING_LIMIT_S * 1e9)
+                    self._route(partition)
                 continue
             except PeerError as error:
                 self._latency.record(time.perf_counter_ns() - start_ns, failed=True)
