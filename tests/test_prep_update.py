@@ -1,6 +1,7 @@
 """fanstore-prep --update, and going on after a run that was killed: never a wrong byte, and nothing done twice."""
 
 import fcntl
+import gzip
 import io
 import json
 import os
@@ -18,14 +19,16 @@ from typing import ClassVar
 import pytest
 from commands import BIN, assert_one_error, run_inside
 from mounting import Mount, needs_fuse
+from object_servers import Nginx, needs_nginx
 from oddities import compare_trees, compressible, incompressible
 
 from fanstore.errors import FormatError
 from fanstore.format.prepared import PreparedDataset
 from fanstore.format.storage import Directory
-from fanstore.prep import outdir
+from fanstore.prep import build, outdir
+from fanstore.prep.spool import spool
 
-pytest_plugins = ["mounting"]
+pytest_plugins = ["mounting", "object_servers"]
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -442,3 +445,56 @@ def test_interrupted_with_much_done(number: signal.Signals, tmp_path: Path) -> N
     assert f"are kept in '{left}': the same command goes on from there" in err
     with pytest.raises(FormatError):
         PreparedDataset.open(out)
+
+
+def directory_member() -> tarfile.TarInfo:
+    """The root, which otherwise has the time at which the tar file was made or fetched."""
+    member = tarfile.TarInfo(".")
+    member.type, member.mode = tarfile.DIRTYPE, 0o755
+    return member
+
+
+@needs_nginx
+def test_what_is_at_an_address_now_is_packed(many: Path, nginx: Nginx, tmp_path: Path) -> None:
+    """Another object of the same lengths and times: what a killed run has finished of the old one is not taken over."""
+    out, address = tmp_path / "out.fan", f"{nginx.url}/shard.tar"
+    tars = [nginx.root / "shard.tar", nginx.root / "other.tar"]
+    for number, tar in enumerate(tars):
+        with tarfile.open(tar, "w") as file:
+            file.addfile(directory_member())
+            for name in range(300):
+                member = tarfile.TarInfo(f"{name:03d}")
+                data = compressible(20 * KIB, name + 1000 * number)
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
+    process = start(address, out, *OPTIONS)
+    wait_for_partitions(tmp_path, 2, process)
+    process.kill()
+    process.communicate()
+    os.replace(tars[1], tars[0])
+    assert "taken over" not in succeed("prep", address, out, *OPTIONS)
+    verified(out, tars[0])
+
+
+def test_a_source_that_is_replaced_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next update sees it, although all lengths and times are the same."""
+    out, archive, other = tmp_path / "out.fan", tmp_path / "a.tar.gz", tmp_path / "b.tar.gz"
+    for path, data in ((archive, b"one"), (other, b"two")):
+        with tarfile.open(path, "w:gz") as file:
+            file.addfile(directory_member())
+            member = tarfile.TarInfo("file")
+            member.size = 3
+            file.addfile(member, io.BytesIO(data))
+    os.utime(other, (1, 1))
+
+    def replaced(source: str, target: Path, tick: Callable[[int], None]) -> int:
+        checksum = spool(source, target, tick)
+        os.replace(other, archive)
+        return checksum
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "spool", replaced)
+        succeed("prep", archive, out)
+    succeed("prep", archive, out, "--update")
+    (tmp_path / "plain.tar").write_bytes(gzip.decompress(archive.read_bytes()))
+    verified(out, tmp_path / "plain.tar")

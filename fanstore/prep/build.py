@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fanstore.errors import FanstoreError, OutputError, UsageError
+from fanstore.errors import FanstoreError, OutputError, SourceError, UsageError
 from fanstore.format.codec import NONE
 from fanstore.format.codec_table import parse_compression
 from fanstore.format.indexwriter import write_index
@@ -278,7 +278,9 @@ def _plan(request: Request, out: Output, stack: contextlib.ExitStack, note: Call
         if changes is None or not changes.nothing:
             _look_for_room(found.table, sources, plans, out, codec, note)
     before = out.old.manifest.index_checksum if isinstance(out, UpdatedDirectory) else None
-    out.sink.key = key_of(found.table, plans, infos, [codec, before])
+    # Of an address nothing else tells that there is something else of the same lengths and times now.
+    spooled = [source.spooled for source in sources if isinstance(source, TarSource)]
+    out.sink.key = key_of(found.table, plans, infos, [codec, before, spooled])
     specs = [
         (source.path if isinstance(source, TarSource) else source.label, source.label, source.is_tar, source.prefix)
         for source in sources
@@ -364,33 +366,49 @@ def _open_sources(
     for number, given in enumerate(expanded):
         source: Source
         path = given.path
+        status: os.stat_result | None = None
         if not is_address(path) and looks_like_directory(path):
             if request.index_only:
                 raise UsageError(f"--index-only takes tar files, and '{path}' is a directory; leave the option out")
             source = DirectorySource(path, request.dereference, given.prefix)
         else:
-            source = _open_tar(request, in_own_folder(given) if request.shard_folders else given, number, out, note)
+            # Looked at before it is read: what is put in its place meanwhile is seen by the next update.
+            status = None if is_address(path) else _status(path)
+            folder = in_own_folder(given) if request.shard_folders else given
+            source = _open_tar(request, folder, status, number, out, note)
         stack.callback(source.close)
         sources.append(source)
-        infos.append(_source_info(path, source))
+        infos.append(_source_info(path, source, status))
         if isinstance(source, TarSource):
             with Progress.counting("reading", "members", quiet=request.quiet) as progress:
                 source.read_members(number, progress.set_count)
     return sources, infos
 
 
-def _source_info(path: str, source: Source) -> SourceInfo:
-    """What the manifest says of a source."""
+def _status(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except OSError as error:
+        raise SourceError(f"cannot read the source '{path}': {error.strerror}") from error
+
+
+def _source_info(path: str, source: Source, status: os.stat_result | None) -> SourceInfo:
+    """What the manifest says of a source; ``status``: of a tar or zip file of this machine."""
     prefix = os.fsdecode(source.prefix)
-    if is_address(path):
-        return SourceInfo(path, prefix, None, None)
-    if not source.is_tar:
-        return SourceInfo(os.path.abspath(path), prefix, None, None)
-    status = os.stat(path)
+    if status is None:
+        return SourceInfo(path if is_address(path) else os.path.abspath(path), prefix, None, None)
     return SourceInfo(os.path.abspath(path), prefix, status.st_size, status.st_mtime_ns)
 
 
-def _open_tar(request: Request, given: Given, number: int, out: Output, note: Callable[[str], None]) -> TarSource:
+def _open_tar(
+    request: Request,
+    given: Given,
+    status: os.stat_result | None,
+    number: int,
+    out: Output,
+    note: Callable[[str], None],
+) -> TarSource:
+    """``status``: None of an address."""
     path = given.path
     if is_address(path):
         if request.index_only:
@@ -407,10 +425,10 @@ def _open_tar(request: Request, given: Given, number: int, out: Output, note: Ca
         note(f"unpacking '{path}' ({compression}) to a temporary file beside the dataset")
     plain = out.path / f"spool-{number:05d}.tar"
     with Progress.counting(what, "bytes", quiet=request.quiet) as progress:
-        spool(path, plain, progress.set_count)
-    if not is_address(path):  # directories that are not named in it get its time
-        os.utime(plain, ns=(os.stat(path).st_atime_ns, os.stat(path).st_mtime_ns))
-    return TarSource(os.fspath(plain), path, given.prefix)
+        spooled = spool(path, plain, progress.set_count)
+    if status is not None:  # directories that are not named in it get its time
+        os.utime(plain, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return TarSource(os.fspath(plain), path, given.prefix, spooled)
 
 
 def _remove_rest(out: Output, manifest: Manifest) -> None:

@@ -265,14 +265,19 @@ class _Folder:
 
 
 class TarSource(_Placed):
-    """A plain tar file, listed once and kept as a tree of names."""
+    """A plain tar file, listed once and kept as a tree of names.
+
+    Attributes:
+        spooled: checksum of all of it, if it was fetched or unpacked for this run; otherwise 0.
+    """
 
     is_tar = True
     dereference = False
 
-    def __init__(self, path: str, label: str, prefix: bytes = b"") -> None:
+    def __init__(self, path: str, label: str, prefix: bytes = b"", spooled: int = 0) -> None:
         """Open the file; read_members() must follow before it can be listed."""
         super().__init__(prefix)
+        self.spooled = spooled
         self.label = label
         self.path = path
         self.skipped = 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from fanstore.errors import FormatError, SourceError, UsageError
+from fanstore.format.checksum import Hasher
 from fanstore.format.storage import is_address, storage_at
 
 if TYPE_CHECKING:
@@ -70,9 +71,13 @@ def _compression(file: io.BufferedReader) -> str | None:
     return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
 
 
-def spool(source: str, target: Path, tick: Callable[[int], None]) -> None:
-    """Write the plain bytes of a file or an address to the new file ``target``; ``tick`` gets the bytes written."""
+def spool(source: str, target: Path, tick: Callable[[int], None]) -> int:
+    """Write the plain bytes of a file or an address to the new file ``target``; ``tick`` gets the bytes written.
+
+    Returns their checksum.
+    """
     done = 0
+    hasher = Hasher()
     try:
         with _opened(source) as file, open(target, "xb") as plain:
             compression = _compression(file)
@@ -80,6 +85,7 @@ def spool(source: str, target: Path, tick: Callable[[int], None]) -> None:
                 raise SourceError(f"'{source}' is a zip file, which cannot be read from an address; fetch it first")
             for block in _plain_blocks(file) if compression is None else _READERS[compression](file):
                 plain.write(block)
+                hasher.update(block)
                 done += len(block)
                 tick(done)
     except Damaged as error:
@@ -87,6 +93,7 @@ def spool(source: str, target: Path, tick: Callable[[int], None]) -> None:
     except OSError as error:
         what = "fetch" if is_address(source) else "unpack"
         raise SourceError(f"cannot {what} '{source}' to '{target}': {error.strerror}") from error
+    return hasher.intdigest()
 
 
 def _opened(source: str) -> io.BufferedReader:
