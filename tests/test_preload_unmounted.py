@@ -1,16 +1,20 @@
 """Interception without a mount: the same programs, where there is no /dev/fuse, get what they would get through one."""
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import assert_one_error, mpirun
@@ -21,7 +25,9 @@ from test_outputs_programs import contents
 from test_preload import HERE, QUIET, SCRIPT, compile_driver, home_of, make_source
 from users import account, prefix_of
 
+from fanstore.client.connection import ControlClient
 from fanstore.client.preload import LIBRARY
+from fanstore.client.protocol import ControlError
 from fanstore.fuse.unmounted import find_directory
 from fanstore.job.job_directory import JobDirectory
 
@@ -539,6 +545,15 @@ def test_two_nodes_write_without_a_mount(served: Served, tmp_path: Path) -> None
             os.rename("run", "again"); os.unlink("only")
         meet("renamed")
         print(sorted(os.listdir(".")), Path("again/deep/one").read_text())
+        if rank == 0:
+            Path("third").write_text("short")
+        meet("third")
+        old = open("third", "rb")
+        meet("old")
+        if rank == 1:
+            Path("third").write_text("longer than it was")
+        meet("new")
+        print(os.fstat(old.fileno()).st_size == len(old.read()), Path("third").read_text())
     """
     for name in ("ssd0", "ssd1", "aside"):
         (tmp_path / name).mkdir()
@@ -554,8 +569,74 @@ def test_two_nodes_write_without_a_mount(served: Served, tmp_path: Path) -> None
     assert said[0][1:] == said[1][1:]
     assert said[0][1:3] == ["of rank 0 ['deep'] 9", "first, and more"]
     assert (tmp_path / "output/log").read_text() == "first, and more"
+    assert said[0][-1] == "True longer than it was"
     assert (tmp_path / "output/again/deep/one").read_text() == "of rank 0"
     assert not list((tmp_path / "ssd0").iterdir()) and not list((tmp_path / "ssd1").iterdir())
+
+
+def test_a_name_that_is_replaced_is_there_at_any_time(served: Served, tmp_path: Path) -> None:
+    """Whoever opens a file that others replace by renaming gets the one or the other."""
+    code = """if True:
+        import os, sys, time
+        from pathlib import Path
+        os.chdir(os.environ["FANSTORE_MOUNT"])
+        Path("now").write_text("0")
+        end = time.monotonic() + 1
+        if os.fork() == 0:
+            for number in range(10**9):
+                if time.monotonic() > end: os._exit(0)
+                Path("new").write_text(str(number)); os.rename("new", "now")
+        seen = set()
+        while time.monotonic() < end:
+            seen.add(int(Path("now").read_text()))
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0 and len(seen) > 3, seen
+    """
+    result = served.run("no-fuse", sys.executable, "-c", code, options=["--output", tmp_path / "output"])
+    assert result.returncode == 0, result.stderr
+
+
+def test_requests_that_no_program_sends(served: Served, tmp_path: Path) -> None:
+    """A client says what a kernel would not: nothing is made elsewhere, and the daemon goes on."""
+    output, log = tmp_path / "output", tmp_path / "log"
+    started = command(
+        "mount", served.prepared["none"], tmp_path / "m", "--no-fuse", "--background", "--log", log, "--output", output
+    )
+    assert started.returncode == 0, started.stderr
+    directory = find_directory(tmp_path / "m")
+    assert directory is not None
+    try:
+        with contextlib.closing(ControlClient(directory / "control", "test")) as client:
+            client.ask("output-make", parent=1, name=b"made", mode=stat.S_IFDIR | 0o755, target=b"")
+            made = client.ask("output-lookup", parent=1, name=b"made").values["inode"]
+            place = {"parent": made, "name": b"new"}
+            content = {"inode": made, "what": 1, "mode": 0o700, "uid": 0, "gid": 0, "size": 0, "mtime_ns": 0}
+            refused: list[tuple[str, dict[str, Any]]] = [
+                *(
+                    ("output-create", {**place, "name": name, "mode": stat.S_IFREG | 0o644, "flags": os.O_RDWR})
+                    for name in (b"../../escaped", b"..", b".", b"", b"a/b", b"a\0b")
+                ),
+                ("output-make", {**place, "name": b"../out", "mode": stat.S_IFDIR | 0o755, "target": b""}),
+                ("output-make", {**place, "mode": stat.S_IFDIR | 1 << 40, "target": b""}),
+                ("output-rename", {"parent": 1, "name": b"made", "to": 1, "to_name": b"../made", "flags": 0}),
+                ("output-remove", {"parent": 1, "name": b"made/..", "directory": True}),
+                *(("output-set", {**content, "mode": mode}) for mode in (-1, 1 << 40)),
+                ("output-set", {**content, "what": 16, "mtime_ns": 1 << 63}),
+            ]
+            for request, arguments in refused:
+                with pytest.raises(ControlError) as caught:
+                    client.ask(request, **arguments)
+                assert str(caught.value) == os.strerror(errno.EINVAL), (request, arguments)
+            (descriptor,) = client.ask("output-create", **place, mode=stat.S_IFREG | 0o644, flags=os.O_RDWR).descriptors
+            os.write(descriptor, b"written")
+            os.close(descriptor)
+    finally:
+        assert command("umount", tmp_path / "m").returncode == 0
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.parent != tmp_path) == [
+        "output/made",
+        "output/made/new",
+    ]
+    assert (output / "made/new").read_bytes() == b"written"
+    assert not re.search(r" (WARNING|ERROR|CRITICAL) ", log.read_text())
 
 
 # --- the job ---

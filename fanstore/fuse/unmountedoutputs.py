@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 _FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_SYNC | os.O_DSYNC | os.O_NOATIME | os.O_DIRECT | os.O_PATH
 #: Bits of ``what`` in ``output-set``, as native/preload/outputs.h has them.
 _MODE, _UID, _GID, _SIZE, _MTIME = 1, 2, 4, 8, 16
+#: More than a mode has, and than the kernel can say of a number.
+_MODE_END, _NUMBER_END = 1 << 16, 1 << 63
+#: Times that a content is brought here anew because it has changed meanwhile.
+_BRING_MOST = 10
 #: Flags of setxattr.
 _CREATE, _REPLACE = 1, 2
 #: A listed name: inode, mode, length; then its bytes.
@@ -91,11 +95,14 @@ class UnmountedEngine(Engine):
 
 
 def _refusable(function: _Handler) -> _Handler:
-    """An error number becomes an error of the control socket."""
+    """An error number becomes an error of the control socket; numbers that no kernel would pass are refused."""
 
     @functools.wraps(function)
     async def handle(*arguments: object, **named: object) -> Reply:
         try:
+            for key, value in named.items():
+                if isinstance(value, int) and not 0 <= value < (_MODE_END if key == "mode" else _NUMBER_END):
+                    raise RefusedError(errno.EINVAL)
             return await function(*arguments, **named)
         except FUSEError as error:
             number = error.errno
@@ -252,6 +259,7 @@ class UnmountedOutputs:
     @_refusable
     async def _make(self, parent: int, name: bytes, mode: int, target: bytes) -> Reply:
         """A directory, a symbolic link or an empty file, as the mode says."""
+        _check_names(name)
         directory = Inode(parent)
         if stat.S_ISDIR(mode):
             return await self._known(await self._operations.mkdir(directory, name, mode, _CALLER))
@@ -261,6 +269,7 @@ class UnmountedOutputs:
 
     @_refusable
     async def _remove(self, parent: int, name: bytes, directory: bool) -> Reply:
+        _check_names(name)
         if directory:
             await self._operations.rmdir(Inode(parent), name, _CALLER)
         else:
@@ -269,6 +278,7 @@ class UnmountedOutputs:
 
     @_refusable
     async def _rename(self, parent: int, name: bytes, to: int, to_name: bytes, flags: int) -> Reply:
+        _check_names(name, to_name)
         await self._operations.rename(Inode(parent), name, Inode(to), to_name, flags, _CALLER)
         return Reply()
 
@@ -277,6 +287,7 @@ class UnmountedOutputs:
     @_refusable
     async def _create(self, parent: int, name: bytes, mode: int, flags: int) -> Reply:
         """A new file, or one that somebody has just made, and a descriptor of its content."""
+        _check_names(name)
         _, entry = await self._operations.create(Inode(parent), name, mode, flags, _CALLER)
         try:
             descriptor = await self._descriptor(entry.st_ino, flags)
@@ -287,16 +298,22 @@ class UnmountedOutputs:
     @_refusable
     async def _open(self, inode: int, flags: int) -> Reply:
         """A descriptor of an output's content, which is brought here if it is elsewhere."""
+        if self._outputs.kernel.get(inode).place is None:  # whoever looks its name up again finds another one, or none
+            raise RefusedError(errno.ENOENT)
         await self._operations.open(Inode(inode), flags, _CALLER)
         return Reply(descriptors=[await self._descriptor(inode, flags)])
 
     async def _descriptor(self, inode: int, flags: int) -> int:
-        while True:
-            await self._outputs.make_local(inode)
+        for left in reversed(range(_BRING_MOST)):
             try:
+                await self._outputs.make_local(inode)
                 return self._outputs.contents.open(inode, flags & _FLAGS)
             except FileNotFoundError:  # another node has just made a newer one known
                 log.debug("the content of output %x has gone, and is brought once more", inode)
+            except RefusedError as error:
+                if error.number != errno.ESTALE or not left:
+                    raise
+        raise RefusedError(errno.ESTALE)
 
     @_refusable
     async def _close(self, inode: int) -> Reply:
@@ -327,6 +344,12 @@ class UnmountedOutputs:
             await self._outputs.release(inode)
         except (RefusedError, OSError) as error:
             log.debug("output %x: %s", inode, error)  # it is taken for changed, and made known at the end
+
+
+def _check_names(*names: bytes) -> None:
+    """Paths are a program's affair, and lead out of the directory of outputs. Raises RefusedError."""
+    if any(name in (b"", b".", b"..") or b"/" in name or b"\0" in name for name in names):
+        raise RefusedError(errno.EINVAL)
 
 
 def _said(entry: EntryAttributes) -> Reply:

@@ -155,13 +155,21 @@ static int fill_any(int64_t entry, const struct fsx_about *known, void *about) {
     return ANSWERED;
 }
 
-/* The same of something that is open: also of an output that has lost its name, or whose daemon has ended. */
+/* The same of something that is open. What an output is like that has lost its name, or whose daemon has ended, the kernel knows
+ * alone; and how long it is, in any case: another node may have made a newer content known, which is another file. */
 static int fill_open(int fd, int64_t entry, struct stat *about) {
     const int done = fill_any(entry, NULL, about);
     const int kept = errno;
-    if (done == ANSWERED || !fsx_is_output(entry) || !S_ISREG(fsx_output_mode(entry)) || syscall(SYS_fstat, fd, about) != 0)
+    struct stat content;
+    if (!fsx_is_output(entry) || !S_ISREG(fsx_output_mode(entry)) || syscall(SYS_fstat, fd, &content) != 0)
         return done;
     errno = kept;
+    if (done == ANSWERED) {
+        about->st_size = content.st_size;
+        about->st_blocks = content.st_blocks;
+        return done;
+    }
+    *about = content;
     about->st_dev = fsx_at.state->device;
     about->st_ino = fsx_output_inode(entry);
     about->st_nlink = 0;

@@ -19,6 +19,7 @@
 #include "preload/preload.h"
 
 #define MEMFD_CLOEXEC_ 1u
+#define REPLACED_MOST 100 /* times that a file is replaced while it is being opened */
 #define MEMFD_SEALING 2u
 #define ADD_SEALS 1033
 #define ALL_SEALS 15
@@ -322,7 +323,9 @@ static int refusal(int64_t entry, int flags) {
     return writes && !fsx_is_output(entry) ? EROFS : 0;
 }
 
-int fsx_open_unmounted(int directory, const char *path, int flags, mode_t mode, bool real, struct fsx_way *way) {
+/* `gone`: the output that the name led to is not there any more. */
+static int open_once(int directory, const char *path, int flags, mode_t mode, bool real, struct fsx_way *way, bool *gone) {
+    *gone = false;
     const bool created = (flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL);
     const int64_t entry = fsx_look_up(directory, path, (flags & O_NOFOLLOW) == 0 && !created, way);
     if (entry == FSX_ELSEWHERE) {
@@ -343,9 +346,10 @@ int fsx_open_unmounted(int directory, const char *path, int flags, mode_t mode, 
         fd = fsx_foreign(fsx_output_create(way, flags, mode));
     else if (S_ISDIR(fsx_mode_of(entry)))
         fd = fsx_foreign(fsx_open_directory(entry, flags));
-    else if (fsx_is_output(entry) && S_ISREG(fsx_mode_of(entry)))
+    else if (fsx_is_output(entry) && S_ISREG(fsx_mode_of(entry))) {
         fd = fsx_foreign(fsx_output_open(entry, flags));
-    else if (fsx_is_control(entry))
+        *gone = fd < 0 && errno == ENOENT;
+    } else if (fsx_is_control(entry))
         fd = fsx_foreign(fsx_open_control(entry, flags));
     else if (S_ISREG(fsx_mode_of(entry))) {
         fsx_bytes_here((uint32_t)entry); /* opens the partition, as long as there are descriptors */
@@ -357,6 +361,16 @@ int fsx_open_unmounted(int directory, const char *path, int flags, mode_t mode, 
     } else {
         errno = ENXIO;
     }
-    FSX_LOG("open", path, fd, fd >= 0 ? "answered" : strerror(errno));
+    return fd;
+}
+
+int fsx_open_unmounted(int directory, const char *path, int flags, mode_t mode, bool real, struct fsx_way *way) {
+    bool gone = true;
+    int fd = -1;
+    /* Another one may have got its name since it was looked up, and a name that is replaced is there at any time. */
+    for (int tries = 0; gone && tries < REPLACED_MOST; tries++)
+        fd = open_once(directory, path, flags, mode, real, way, &gone);
+    if (fd != -2)
+        FSX_LOG("open", path, fd, fd >= 0 ? "answered" : strerror(errno));
     return fd;
 }
