@@ -5,6 +5,7 @@ import errno
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,15 @@ def test_all_parts_together(prepared: Path, tmp_path: Path) -> None:
         assert contents.find(inode) is None
         journal.close()
         contents.close()
+
+
+def test_threads_that_list_contents_see_all_of_them(tmp_path: Path) -> None:
+    """Whoever asks what is open for writing does so in a thread, while another one lists what is to be made known."""
+    contents = LocalContents(tmp_path / "contents")
+    wanted = set(range(FIRST_OUTPUT, FIRST_OUTPUT + 1500))
+    for inode in wanted:
+        contents.make(inode)
+    with ThreadPoolExecutor(4) as threads:
+        listed = list(threads.map(lambda _: set(contents.all()), range(100)))
+    assert all(each == wanted for each in listed)
+    contents.close()

@@ -2,8 +2,8 @@
 
 Owns the directory, the names of its files (the inode number in hexadecimal, which the native engine knows too:
 native/outputs/outputs.h) and the knowledge whether content has changed since it was last made known. Does not know
-names, other nodes or ``--output``. The native engine reads and writes the same files. Trio thread, but for ``sync``;
-calls of the local disk are short.
+names, other nodes or ``--output``. The native engine reads and writes the same files. Trio thread, but for ``sync``,
+``all`` and ``has_writer``; calls of the local disk are short.
 
 Whether a file has changed is seen by its size and times: every write sets them, and no program can set the ctime back.
 Clocks of file systems tick every few milliseconds, so a file that was changed a moment ago may change again without a
@@ -227,8 +227,14 @@ class LocalContents:
         self._clean[inode] = (stamp, time.monotonic_ns() if racy else -RACY_NS)
 
     def all(self) -> Iterator[int]:
-        """The inode numbers of all contents that are here."""
-        for name in os.listdir(self.directory_fd):
+        """The inode numbers of all contents that are here. Any thread."""
+        # Not of directory_fd itself: threads that list at once would move each other's place in the directory.
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.directory_fd)
+        try:
+            names = os.listdir(fd)
+        finally:
+            os.close(fd)
+        for name in names:
             if "." not in name:
                 yield int(name, 16)
 
