@@ -21,7 +21,7 @@ from fanstore.format.prepared import PreparedDataset
 from fanstore.prep import room
 from fanstore.prep.plan import Limits, make_plan
 from fanstore.prep.scan import scan
-from fanstore.prep.sources import DirectorySource
+from fanstore.prep.sources import DirectorySource, Given, in_own_folder
 from fanstore.units import format_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -324,3 +324,10 @@ def test_headers_end_at_a_page_wherever_they_begin(path: bytes, mtime_ns: int) -
         assert (position + len(fill)) % 4096 == 0 and len(fill) in (0, *range(1024, 5120, 512))
         with tarfile.open(fileobj=io.BytesIO(fill + header + bytes(MIB + 1024))) as tar:
             assert [one.name.encode() for one in tar] == [path]
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"), [("x/a.tar.gz", "a"), ("x/.tar", ".tar"), ("x/..tar", "..tar"), ("x/...tar", "...tar")]
+)
+def test_a_folder_has_a_name_that_leads_nowhere_else(path: str, folder: str) -> None:
+    assert in_own_folder(Given(path, b"p")).prefix == b"p/" + folder.encode()

@@ -426,5 +426,7 @@ def read_name(text: str) -> Given:
 def in_own_folder(given: Given) -> Given:
     """A tar file below a folder that is called like it: ``shards/a-001.tar.gz`` in ``a-001``."""
     name = given.path.rstrip("/").rpartition("/")[2].partition("?")[0]
-    stem = os.fsencode(_ENDINGS.sub("", name) or name)
+    stem = os.fsencode(_ENDINGS.sub("", name))
+    if stem in (b"", b".", b".."):  # no names of folders
+        stem = os.fsencode(name)
     return given._replace(prefix=given.prefix + b"/" + stem if given.prefix else stem)
