@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import assert_one_error, mpirun
 from conftest import fanstore_command
 from mounting import LIMIT_S, command, needs_fuse, needs_root, prepare
+from oddities import compressible, incompressible
 from sanitized import DRIVERS, compile_c
+from test_mount_damage import damage
 from test_outputs_programs import contents
 from test_preload import HERE, QUIET, SCRIPT, compile_driver, home_of, make_source
 from users import account, prefix_of
@@ -354,6 +357,79 @@ def test_an_ordinary_user_says_the_same() -> None:
             said.append(result.stdout)
         assert said[0].splitlines() == said[1].splitlines()
         assert "Permission denied" in said[0] and "unlisted x" in said[0] and "ran" in said[0]
+
+
+# --- maps ---
+
+#: Stored as they are from a page on: longer than whole pages, whole pages only, several chunks, what numpy maps.
+MAPPED = ("odd", "even", "several", "array.npy")
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("maps")
+    source = folder / "source"
+    source.mkdir()
+    for number, (name, size) in enumerate((("odd", (3 << 20) + 17), ("even", 2 << 20), ("several", (9 << 20) - 5))):
+        (source / name).write_bytes(incompressible(size, number))
+    np.save(source / "array.npy", np.frombuffer(incompressible((1 << 20) + 800, 5), np.uint8))
+    (source / "small").write_bytes(incompressible(100_000, 6))
+    (source / "text").write_bytes(compressible(2 << 20))
+    return Served(source, {"lz4": prepare(source, folder / "d.fan", "--codec", "lz4")}, folder)
+
+
+def test_maps_say_the_same(mapped: Served) -> None:
+    names = (*MAPPED, "small", "text")
+    said = mapped.all_ways(
+        sys.executable, HERE / "preload_maps.py", mapped.point, *names, ways=tuple(WAYS), codec="lz4"
+    )
+    for name in names:
+        content = (mapped.source / name).read_bytes()
+        assert f"{len(content)} {hashlib.sha256(content).hexdigest()[:16]} " in said
+    assert "EACCES" in said and "EINVAL" in said and "whole pages" in said
+
+
+@pytest.mark.parametrize("way", ["preload", "no-fuse"])
+def test_maps_of_what_lies_at_a_page_are_of_the_partition(mapped: Served, way: str) -> None:
+    """Nothing is promoted for them, whether partitions are open or only mapped; for others it is."""
+    code = """if True:
+        import json, mmap, os, sys
+        import numpy as np
+        os.chdir(sys.argv[1])
+        def promotions(): return json.load(open(".fanstore/stats.json"))["intercepted"]["promotions"]
+        def maps(): return sum("part-" in line for line in open("/proc/self/maps"))
+        def whole(name):
+            with open(name, "rb") as file: return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        whole_ones = [whole(name) for name in ("small", "odd")]
+        before, seen = promotions(), maps()
+        kept = [whole(name) for name in ("odd", "even", "several")] + [np.load("array.npy", mmap_mode="r")]
+        print(promotions() - before, maps() > seen, kept[-1].sum())
+        whole("small"), whole("text"), mmap.mmap(os.open("odd", os.O_RDONLY), 0, flags=mmap.MAP_PRIVATE, prot=5)
+        print(promotions() - before)
+    """
+    total = int(np.load(mapped.source / "array.npy").sum())
+    for reading in ("auto", "map"):
+        result = mapped.run(way, sys.executable, "-c", code, mapped.point, codec="lz4", FANSTORE_PRELOAD_READ=reading)
+        assert (result.returncode, result.stdout) == (0, f"0 True {total}\n3\n"), result.stderr
+
+
+def test_a_map_of_a_damaged_file_is_an_error(mapped: Served, tmp_path: Path) -> None:
+    """As far as the damaged chunk is in it; before anything of it is shown."""
+    prepared = shutil.copytree(mapped.prepared["lz4"], tmp_path / "d.fan")
+    damage(prepared, "several", 5 << 20)
+    code = """if True:
+        import mmap, os, sys
+        for name, length, offset in (("odd", 0, 0), ("several", 1 << 20, 0), ("several", 0, 0), ("several", 1, 6 << 20),
+                                     ("several", 0, 8 << 20)):
+            with open(os.path.join(sys.argv[1], name), "rb") as file:
+                try: memory = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=offset)
+                except OSError as error: print(error.strerror)
+                else: file.seek(offset); print(memory[:] == file.read(len(memory)))
+    """
+    damaged = Served(mapped.source, {"none": prepared}, tmp_path)
+    result = damaged.run("no-fuse", sys.executable, "-c", code, damaged.point)
+    wanted = ["True", "True", "Input/output error", "Input/output error", "True"]
+    assert (result.returncode, result.stdout.splitlines()) == (0, wanted), result.stderr
 
 
 # --- outputs ---

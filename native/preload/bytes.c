@@ -9,6 +9,8 @@
  *
  * What is not stored as it is, or not here, is in the daemon's memory (cache.c).
  *
+ * A program's own map of a file that begins at a page of the partition is one of the partition (fsx_bytes_map).
+ *
  * A chunk is checked by the first program that reads it in this file, and marked for all of the mount. One that is damaged,
  * or cannot be read, is left to the mount, which knows other copies and counts.
  */
@@ -269,7 +271,7 @@ static bool hash_stored(struct place *place, uint64_t position, size_t bytes, ui
     return true;
 }
 
-/* Check the chunks that hold these bytes, unless that was done. `target` holds them already. */
+/* Check the chunks that hold these bytes, unless that was done. `target` holds them already, or is NULL. */
 static bool check(struct place *place, uint32_t file, uint32_t entry, uint64_t offset, const void *target, size_t length) {
     const struct fsx_index *x = &fsx_at.index;
     const uint32_t verify = fsx_at.state->verify;
@@ -285,7 +287,7 @@ static bool check(struct place *place, uint32_t file, uint32_t entry, uint64_t o
         const uint64_t left = x->size[entry] - start;
         const size_t bytes = left < FSX_CHUNK_BYTES ? (size_t)left : FSX_CHUNK_BYTES;
         uint64_t hash;
-        if (offset <= start && offset + length >= start + bytes)
+        if (target != NULL && offset <= start && offset + length >= start + bytes)
             hash = XXH3_64bits((const uint8_t *)target + (start - offset), bytes);
         else if (!hash_stored(place, x->offset[entry] + start, bytes, &hash))
             return false;
@@ -313,4 +315,70 @@ bool fsx_bytes_read(uint32_t entry, uint64_t offset, void *target, size_t length
         set_bit(read_once, entry);
     errno = kept;
     return done;
+}
+
+/* ---- maps of programs -------------------------------------------------------------------------------------------------- */
+
+#define SEAL_FUTURE_WRITE 16L
+
+/* Behind the end of the file the last page of a map is zeros, where the partition has the next file. So that page is one of memory:
+ * a file, so that what is said of it later (MADV_DONTNEED, fork) means what it means for the others. Where the kernel
+ * does not know the seal (before 5.1), a program can make its shared map of that page writable; nobody else sees it. */
+static bool put_last_page(void *at, size_t content, size_t page, int protection, int flags) {
+    const int fd = (int)syscall(SYS_memfd_create, "fanstore-end", FSX_MEMFD_CLOEXEC | FSX_MEMFD_SEALING);
+    if (fd < 0)
+        return false;
+    /* By the kernel, to which an error of the disk is an error and not a SIGBUS. */
+    bool done = syscall(SYS_pwrite64, fd, at, content, 0L) == (long)content;
+    syscall(SYS_fcntl, fd, FSX_ADD_SEALS, SEAL_FUTURE_WRITE);
+    done = done && fsx_map_at(at, page, protection, flags | MAP_FIXED, fd, 0) == at;
+    syscall(SYS_close, fd);
+    return done;
+}
+
+/* From here on in the partition file; NULL if it could not be mapped. */
+static void *map_place(struct place *place, const char *path, void *at, size_t bytes, int protection, int flags,
+                       uint64_t position) {
+    const int kept = atomic_load(&place->fd);
+    const int fd = kept >= 0 ? kept : (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+    void *map = MAP_FAILED;
+    if (is_right(place, fd) && is_of_this_machine(fd))
+        map = fsx_map_at(at, bytes, protection, flags, fd, position);
+    if (kept < 0 && fd >= 0) {
+        syscall(SYS_close, fd);
+    } else if (map != MAP_FAILED && (atomic_load(&place->fd) != fd || !is_right(place, fd))) { /* was it another file by then? */
+        syscall(SYS_munmap, map, bytes);
+        map = MAP_FAILED;
+    }
+    return map == MAP_FAILED ? NULL : map;
+}
+
+void *fsx_bytes_map(uint32_t entry, void *at, size_t bytes, int protection, int flags, off_t offset) {
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), size = fsx_at.index.size[entry], from = (uint64_t)offset;
+    const int kind = flags & ~MAP_NORESERVE;
+    if ((kind != MAP_PRIVATE && (kind != MAP_SHARED || (protection & PROT_WRITE) != 0)) ||
+        (protection & ~(PROT_READ | PROT_WRITE)) != 0)
+        return NULL;
+    const uint64_t position = fsx_at.index.offset[entry] + from;
+    if (bytes == 0 || from >= size || from % page != 0 || position % page != 0)
+        return NULL;
+    const uint64_t left = size - from, whole = left / page * page;
+    if (whole == 0 || bytes > (left + page - 1) / page * page)
+        return NULL;
+    const int kept = errno;
+    uint32_t file;
+    struct place *place = place_of(entry, &file);
+    void *map = NULL;
+    const uint64_t shown = (bytes + page - 1) / page * page < left ? (bytes + page - 1) / page * page : left;
+    if (place != NULL && check(place, file, entry, from, NULL, (size_t)shown)) {
+        const char *path = fsx_at.parts[fsx_at.index.part[entry]].path[(file & FSX_STATE_FILE) - 1];
+        map = map_place(place, path, at, bytes, protection, flags, position);
+    }
+    if (map != NULL && shown > whole &&
+        !put_last_page((char *)map + whole, (size_t)(shown - whole), (size_t)page, protection, flags)) {
+        syscall(SYS_munmap, map, bytes);
+        map = NULL;
+    }
+    errno = kept;
+    return map;
 }

@@ -1,6 +1,6 @@
 /* calls_other.c: what is done with descriptors and not answered here: they become real files first; see preload.h.
  *
- * Also programs that are started, which inherit descriptors.
+ * Also maps, some of which need none, and programs that are started, which inherit descriptors.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -45,10 +45,26 @@
         return NEXT(name) arguments;                          \
     }
 
-WITH_FD(void *, MAP_FAILED, mmap, (void *at, size_t bytes, int protection, int flags, int fd, off_t offset),
-        (at, bytes, protection, flags, fd, offset))
-WITH_FD(void *, MAP_FAILED, mmap64, (void *at, size_t bytes, int protection, int flags, int fd, off_t offset),
-        (at, bytes, protection, flags, fd, offset))
+/* A file that begins at a page of its partition needs no real file to be mapped. */
+static void *map_partition(int fd, void *at, size_t bytes, int protection, int flags, off_t offset) {
+    struct fsx_file file;
+    if (!fsx_is_ours(fd) || fsx_in_vfork() || !fsx_find(fd, &file))
+        return NULL;
+    void *map = fsx_bytes_map(file.entry, at, bytes, protection, flags, offset);
+    if (map != NULL)
+        FSX_LOG("mmap", NULL, fd, "mapped the partition");
+    return map;
+}
+#define MMAP(name)                                                                                    \
+    FSX_CALL void *name(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {    \
+        void *map = map_partition(fd, at, bytes, protection, flags, offset);                          \
+        if (map != NULL)                                                                              \
+            return map;                                                                               \
+        PROMOTE_OR(fd, MAP_FAILED);                                                                   \
+        return NEXT(name)(at, bytes, protection, flags, fd, offset);                                  \
+    }
+MMAP(mmap)
+MMAP(mmap64)
 WITH_FD(FILE *, NULL, fdopen, (int fd, const char *mode), (fd, mode))
 WITH_FD(ssize_t, -1, readahead, (int fd, off_t offset, size_t bytes), (fd, offset, bytes))
 /* Of an output it is the daemon that knows when it is safe. */

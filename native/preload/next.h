@@ -9,6 +9,7 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -55,10 +56,19 @@ static inline void *fsx_next(enum fsx_name name) {
 /* The same of one that they do not have. */
 #define NEXT_AS(type, name) ((type)fsx_next(FSX_NEXT_##name))
 
-/* mmap from the beginning of a file. Each argument is a whole register: one of type int goes on the stack as half of one. */
-static inline void *fsx_map(size_t bytes, int protection, int flags, int fd) {
-    return (void *)syscall(SYS_mmap, NULL, bytes, (long)protection, (long)flags, (long)fd, 0L);
+/* mmap. Each argument is a whole register: one of type int goes on the stack as half of one. */
+static inline void *fsx_map_at(void *at, size_t bytes, int protection, int flags, int fd, uint64_t offset) {
+    return (void *)syscall(SYS_mmap, at, bytes, (long)protection, (long)flags, (long)fd, offset);
 }
+/* The same from the beginning of a file. */
+static inline void *fsx_map(size_t bytes, int protection, int flags, int fd) {
+    return fsx_map_at(NULL, bytes, protection, flags, fd, 0);
+}
+
+/* Of memfd_create and fcntl, which headers of old C libraries do not have. */
+#define FSX_MEMFD_CLOEXEC 1u
+#define FSX_MEMFD_SEALING 2u
+#define FSX_ADD_SEALS 1033L
 
 /* As pthread_atfork, which before version 2.34 of the C library is in libpthread: a program without threads must not get
  * that library from us. Each may be NULL. */

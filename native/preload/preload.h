@@ -148,6 +148,9 @@ bool fsx_bytes_start(void);
 bool fsx_bytes_here(uint32_t entry);
 /* `length` bytes from `offset`, all inside the file, checked as the mount promises. False: ask the mount. */
 bool fsx_bytes_read(uint32_t entry, uint64_t offset, void *target, size_t length);
+/* What mmap is to return for this file: a map of the partition, checked, with zeros behind the end of the file; NULL: it cannot be
+ * had in this way, or not as mmap is asked. Keeps errno. */
+void *fsx_bytes_map(uint32_t entry, void *at, size_t bytes, int protection, int flags, off_t offset);
 /* In the child of a fork. */
 void fsx_bytes_forked(void);
 /* A descriptor of ours has to make room; true if it was one of these. */

@@ -6,7 +6,8 @@
  *
  * slots[fd], one word: kind, a busy bit, the number of the object, and a generation, by which a reader sees that the number
  * was used again. objects[n]: an open file description, which duplicates share: offset, entry, flags, how many refer to it.
- * An object has the number of the descriptor for which it was made.
+ * An object has the number of the descriptor for which it was made, or the next that is free: duplicates of an earlier one may be
+ * there for long, as Python's mmap keeps one as long as the map.
  *
  * Opening, reading, seeking and closing take no lock. `lock` guards duplication, promotion and fork against each other, and is
  * held with all signals blocked. Promotion first sets the busy bit of all slots concerned: whoever closes or uses one of
@@ -80,6 +81,20 @@ static void raise_top(int fd) {
     int old = atomic_load_explicit(&top, memory_order_relaxed);
     while (old <= fd && !atomic_compare_exchange_weak(&top, &old, fd + 1))
         ;
+}
+
+/* An object for a new descriptor, with one reference; -1 if there is none. */
+static int take_object(int fd) {
+    for (int i = 0; i < SLOTS; i++) {
+        const int number = (fd + i) % SLOTS;
+        uint32_t none = 0;
+        if (atomic_load_explicit(&objects[number].references, memory_order_relaxed) == 0 &&
+            atomic_compare_exchange_strong(&objects[number].references, &none, 1)) {
+            raise_top(number); /* which a fork goes by */
+            return number;
+        }
+    }
+    return -1;
 }
 
 static uint64_t load(int fd) {
@@ -225,20 +240,20 @@ int fsx_open_entry(uint32_t entry, int flags) {
                                 (flags & O_CLOEXEC) != 0 ? F_DUPFD_CLOEXEC : F_DUPFD, 0);
     if (fd < 0)
         return errno == EMFILE ? -1 : -2;
-    uint32_t none = 0;
-    /* Standard streams are for others, too. An object may still be in use by duplicates of an earlier descriptor. */
-    if (fd <= 2 || fd >= SLOTS || !atomic_compare_exchange_strong(&objects[fd].references, &none, 1)) {
+    /* Standard streams are for others, too. */
+    const int number = fd <= 2 || fd >= SLOTS ? -1 : take_object(fd);
+    if (number < 0) {
         syscall(SYS_close, fd);
         return -2;
     }
-    struct object *object = &objects[fd];
+    struct object *object = &objects[number];
     atomic_store_explicit(&object->offset, 0, memory_order_relaxed);
     atomic_store_explicit(&object->entry, entry, memory_order_relaxed);
     atomic_store_explicit(&object->flags, flags, memory_order_relaxed);
     const uint64_t generation = atomic_fetch_add_explicit(&generations, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&files, 1, memory_order_relaxed);
     raise_top(fd);
-    atomic_store_explicit(&slots[fd], generation << 32 | (uint64_t)fd << 8 | FILE_, memory_order_release);
+    atomic_store_explicit(&slots[fd], generation << 32 | (uint64_t)number << 8 | FILE_, memory_order_release);
     return fd;
 }
 

@@ -18,10 +18,7 @@
 #include "preload/outputs.h"
 #include "preload/preload.h"
 
-#define MEMFD_CLOEXEC_ 1u
 #define REPLACED_MOST 100 /* times that a file is replaced while it is being opened */
-#define MEMFD_SEALING 2u
-#define ADD_SEALS 1033
 #define ALL_SEALS 15
 /* Of a memfd, as the kernel shows it: the name, and the number of the mount that is not there. */
 #define SHOWN "/memfd:fanstore-"
@@ -65,7 +62,7 @@ bool fsx_unmounted_start(const char *state) {
     if (fsx_at.state->writable != 0 && !fsx_outputs_start(path))
         return false;
     tree[tree_bytes++] = '/';
-    const int content = (int)syscall(SYS_memfd_create, "fanstore", MEMFD_CLOEXEC_);
+    const int content = (int)syscall(SYS_memfd_create, "fanstore", FSX_MEMFD_CLOEXEC);
     if (content < 0 || syscall(SYS_fstat, content, &about) != 0)
         return false;
     memfd_device = about.st_dev;
@@ -236,14 +233,14 @@ int fsx_open_content(uint32_t entry, int flags) {
     }
     if (fsx_bytes_here(entry)) {
         snprintf(name, sizeof name, "fanstore-%u-%llx", entry, (unsigned long long)fsx_at.state->device);
-        fd = (int)syscall(SYS_memfd_create, name, MEMFD_CLOEXEC_ | MEMFD_SEALING);
+        fd = (int)syscall(SYS_memfd_create, name, FSX_MEMFD_CLOEXEC | FSX_MEMFD_SEALING);
         if (fd < 0)
             return -1;
         if (!fill_with(fd, entry)) {
             syscall(SYS_close, fd);
             fd = -1;
         } else {
-            syscall(SYS_fcntl, fd, ADD_SEALS, ALL_SEALS);
+            syscall(SYS_fcntl, fd, FSX_ADD_SEALS, ALL_SEALS);
         }
     }
     if (fd < 0) { /* it is elsewhere, or damaged here: the daemon knows other copies, and counts */

@@ -510,7 +510,7 @@ static void try_one(unsigned *seed, char *got, char *right, size_t room) {
     case 0: other = dup(fd); break;
     case 1: other = fcntl(fd, F_DUPFD_CLOEXEC, 3); break;
     case 2: {
-        void *map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0); /* promotes it */
+        void *map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0); /* promotes most of them */
         if (map != MAP_FAILED)
             munmap(map, 4096);
         break;
