@@ -17,6 +17,7 @@ import matplotlib
 matplotlib.use("Agg")
 from harness.machine import sentence
 from matplotlib import pyplot
+from matplotlib.lines import Line2D
 from PIL import Image
 
 OWN = "#1f77b4"
@@ -593,7 +594,7 @@ def draw_shuffle_accuracy(record: dict[str, Any], path: Path) -> None:
         axes.grid(axis="x", color="#e6e8eb")
         axes.set_axisbelow(True)
     panels[0].invert_yaxis()
-    handles = [pyplot.Line2D([], [], color=colour, marker="o", linestyle="") for colour in shares.values()]
+    handles = [Line2D([], [], color=colour, marker="o", linestyle="") for colour in shares.values()]
     names = [f"shares {share}{' by class' * (share == 'sorted')}" for share in shares]
     figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     subtitle = "validation accuracy; a dot for every seed, a line for their mean; the number is the fraction exchanged"
