@@ -248,8 +248,9 @@ def test_kernel_caches(mounted: Mounted) -> None:
         return int(after.get(operation, {"count": 0})["count"] - before.get(operation, {"count": 0})["count"])
 
     # Look-ups (one when the name is checked, one when it is made anew), a read and some getattr are those of stats.json
-    # itself. The five of the dataset are opened, no more; and the native engine is not even asked for that.
-    assert more("lookup") <= 4
+    # itself. The five of the dataset are opened, no more; and the native engine is not even asked for that. The first
+    # names that are not there are asked for each time (fuse/refusals.py).
+    assert more("lookup") <= 4 + 5
     assert more("open") == (0 if mounted.engine == "native" else 6)
     assert more("read") <= 2
     assert more("getattr") <= 4

@@ -42,6 +42,13 @@ def outer(mount: Mount, nested: Path) -> Mounted:
     return mount(nested)
 
 
+@pytest.fixture
+def mounted_in_turn(outer: Mounted) -> Mounted:
+    """The same, of which a dataset is mounted in turn: that mount cannot register in it."""
+    outer.announced.append("cannot be created in .*: without --output or --scratch")
+    return outer
+
+
 def start_reader(path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL)
 
@@ -61,7 +68,8 @@ def wait_reading(mounted: Mounted, reader: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: hangs_in_kernel(mounted.process.pid), "hanging read of the daemon", mounted.evidence)
 
 
-def test_slow_read_does_not_hold_up_the_rest(mount: Mount, outer: Mounted) -> None:
+def test_slow_read_does_not_hold_up_the_rest(mount: Mount, mounted_in_turn: Mounted) -> None:
+    outer = mounted_in_turn
     inner = mount(outer.path / "inner.fan")
     assert (inner.path / "file-0").read_bytes() == incompressible(3 << 20, 0)
     outer.signal(signal.SIGSTOP)
@@ -83,7 +91,8 @@ def test_slow_read_does_not_hold_up_the_rest(mount: Mount, outer: Mounted) -> No
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["reader killed", "reader waits"])
-def test_ends_although_reads_hang(mount: Mount, outer: Mounted, held: bool) -> None:
+def test_ends_although_reads_hang(mount: Mount, mounted_in_turn: Mounted, held: bool) -> None:
+    outer = mounted_in_turn
     inner = mount(outer.path / "inner.fan", announced=["reads that hang are left behind"])
     outer.signal(signal.SIGSTOP)
     reader = start_reader(inner.path / "file-5")
@@ -124,8 +133,9 @@ def test_a_partition_that_cannot_be_looked_at(outer: Mounted, tmp_path: Path) ->
     assert not (tmp_path / "m").exists()
 
 
-def test_outputs_are_kept_although_reads_hang(mount: Mount, outer: Mounted, tmp_path: Path) -> None:
+def test_outputs_are_kept_although_reads_hang(mount: Mount, mounted_in_turn: Mounted, tmp_path: Path) -> None:
     """``--output`` is gone, and there is no orderly end: what was written stays on the disk, and is saved later."""
+    outer = mounted_in_turn
     local, output = tmp_path / "ssd", tmp_path / "output"
     options = ["--local", str(local), "--capacity", "1KiB", "--output", str(output)]
     inner = mount(outer.path / "inner.fan", *options)
