@@ -67,6 +67,7 @@ FRAMEWORKS = Environment(
         "timm",
         "accelerate",
         "webdataset",
+        "opencv-python-headless",
         "tensorflow-cpu",
         "tensorboard",
         "h5py",

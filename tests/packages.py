@@ -25,6 +25,7 @@ PACKAGES = {
     "rsync": "rsync",  # onto outputs
     "strace": "strace",  # system calls counted, delayed and made to fail
     "dpkg-source": "dpkg-dev",  # scripts/bundle
+    "jemalloc-config": "libjemalloc-dev",  # beside the preloaded library
     "valgrind": "valgrind",  # memory of the native engine
 }
 LIMIT_S = 240.0
