@@ -5,6 +5,7 @@ ahead of its turn at most; the main thread takes one batch after the other, comp
 meets the other hosts if gradients are averaged. Leaves one line of JSON per epoch.
 """
 
+import collections
 import json
 import os
 import queue
@@ -25,6 +26,10 @@ from cluster.shuffles import Shuffled
 _LIMIT_S = 240.0
 
 
+#: A file is dropped from memory after so many others: a kernel that is short of memory drops first what is oldest.
+_RECENT_FILES = 64
+
+
 class Reader:
     """One epoch of this host after the other."""
 
@@ -32,6 +37,7 @@ class Reader:
         self._spec, self._rank = spec, rank
         self._place = Place(spec.meeting)
         self._read_us: list[float] = []
+        self._recent: collections.deque[int] = collections.deque()
         self._shuffled = Shuffled(spec, rank) if spec.shuffle else None
 
     def _read(self, number: int) -> int:
@@ -42,14 +48,23 @@ class Reader:
             total = len(os.read(descriptor, size + 1))
             while total < size and (more := len(os.read(descriptor, size - total))):
                 total += more
-            if self._spec.forget:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        self._recent.append(descriptor)
+        self._forget(_RECENT_FILES)
         if total != self._spec.sizes[number]:
             raise SystemExit(f"{self._spec.paths[number]} has {total} bytes, not {self._spec.sizes[number]}")
         self._read_us.append((time.perf_counter() - begin_s) * 1e6)
         return total
+
+    def _forget(self, keep: int) -> None:
+        """Drop what was read longest ago, but for so many files. Threads may drop one more or less."""
+        while len(self._recent) > keep:
+            descriptor = self._recent.popleft()
+            if self._spec.forget:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
     def _work(self, batches: list[list[int]], ready: "queue.Queue[tuple[int, int]]") -> None:
         """A thread of the loader: its batches, as files and bytes."""
@@ -95,6 +110,7 @@ class Reader:
             computed_s += done_s - got_s
             met_s += time.perf_counter() - done_s
         seconds = time.perf_counter() - begin_s
+        self._forget(0)
         self._place.epoch()
         read_us = sorted(self._read_us)
         return {
